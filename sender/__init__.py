@@ -1,0 +1,1 @@
+"""A campaign sender that mails each member exactly once, whatever dies, overlaps or repeats."""
