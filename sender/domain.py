@@ -60,10 +60,8 @@ class Target:
         unknowns: how many of the charged attempts ended without a known answer.
         key_used_at: since when the key may have reached the provider, as found at the claim (database
             clock), or None if it surely never did.
-        key_age_s: age of `key_used_at` in seconds at the claim; 0 if None.
-        content_hash: fingerprint stored when an earlier outcome stayed open, or None.
-        changed: the row changed since an earlier claim that may have sent it.
-        lost_claims: how often a claim of this row alone was lost.
+        key_until: until when, on this process's monotonic clock, a request may repeat the key;
+            infinite while the key surely never left.
         lease: the lease that holds it.
     """
 
@@ -73,10 +71,7 @@ class Target:
     attempts: int
     unknowns: int
     key_used_at: datetime | None
-    key_age_s: float
-    content_hash: bytes | None
-    changed: bool
-    lost_claims: int
+    key_until: float
     lease: "Lease"
 
 
@@ -88,22 +83,22 @@ class Lease:
         claim_id: the fence; new for every claim, compared by every write.
         batch_no: the batch, or None for single rows.
         claimed_at: the claim's moment on the database clock.
-        until: the lease's end on this process's monotonic clock, conservative (taken before the
-            statement was sent).
+        until: the lease's end on this process's monotonic clock; conservative, because it is
+            counted from before the statement was sent.
+        found_key_used_at: the batch's stamp before this claim, restored by a release.
         targets: the rows taken.
-        unsettled: how many of them have neither an outcome nor been handed back.
-        handed_back: whether any row is to be given back unsent.
-        key_used_at: what the batch's stamp was before the claim, to restore on release.
+        unsettled: how many of them are neither settled nor handed back nor dropped.
+        released: rows of it were handed back unsent, so the batch is released, not closed.
     """
 
     claim_id: UUID
     batch_no: int | None
     claimed_at: datetime
     until: float
+    found_key_used_at: datetime | None = None
     targets: list[Target] = field(default_factory=list)
     unsettled: int = 0
-    handed_back: bool = False
-    key_used_at: datetime | None = None
+    released: bool = False
 
 
 # --- What a provider can answer: one class for each line of the table of answers ------------------
