@@ -1,0 +1,84 @@
+"""How settings are told to people: wrong ones as one line each, all of them for a log, as a table.
+
+Must never let a secret through: a value is repeated only if its field is no secret and it is short
+and plain, so that a DSN put into the wrong variable is not printed either.
+"""
+
+import re
+from collections.abc import Mapping
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from sender import setting_checks
+
+_PLAIN = re.compile(r"[\w.+\- ]{0,40}", re.ASCII)
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
+
+
+def faults(
+    error: ValidationError, fields: Mapping[str, FieldInfo], values: Mapping[str, str]
+) -> dict[str, str]:
+    """What is wrong with each setting.
+
+    Args:
+        error: all that pydantic found.
+        fields: the model's fields.
+        values: the texts that were given, by upper-case name.
+
+    Returns:
+        By upper-case name, the end of a sentence that begins with the name.
+    """
+    told: dict[str, str] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        name = str(item["loc"][0])
+        field, key = fields[name], name.upper()
+        if item["type"] == "missing" or (field.is_required() and not values.get(key)):
+            told[key] = "is required"
+        elif item["type"] == "value_error":
+            told[key] = item["msg"].removeprefix("Value error, ")
+        else:
+            told[key] = f"must be {expected(field)}, got {_quoted(values.get(key), field)}"
+    return told
+
+
+def expected(field: FieldInfo) -> str:
+    """What a field takes, such as `between 0.1 and 100000`."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "expected" in extra:
+        return str(extra["expected"])
+    if choices := getattr(field.annotation, "__args__", ()):
+        return " or ".join(map(str, choices))
+    bound = {
+        name: f"{getattr(item, name):.12g}"
+        for item in field.metadata
+        for name in _BOUNDS
+        if hasattr(item, name)
+    }
+    kind = "a whole number " if field.annotation is int else ""
+    if {"ge", "le"} <= bound.keys():
+        return f"{kind}between {bound['ge']} and {bound['le']}"
+    return kind + " and ".join(f"{_BOUNDS[name]} {value}" for name, value in bound.items())
+
+
+def shown(settings: BaseModel) -> dict[str, object]:
+    """Every setting by upper-case name, fit for a log."""
+    fields = type(settings).model_fields
+    return {n.upper(): _harmless(n, getattr(settings, n)) for n in fields if n != "unknown"}
+
+
+def _harmless(name: str, value: object) -> object:
+    if value is None:
+        return "not set"
+    if not isinstance(value, SecretStr):
+        return value
+    text = value.get_secret_value()
+    if name == "db_dsn":
+        return setting_checks.dsn_shown(text)
+    return setting_checks.url_shown(text) if name == "mail_url" else "set"
+
+
+def _quoted(value: str | None, field: FieldInfo) -> str:
+    if value is None or field.annotation is SecretStr or not _PLAIN.fullmatch(value):
+        return "something else"
+    return repr(value)
