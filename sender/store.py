@@ -1,0 +1,390 @@
+"""The ledger and the queue in PostgreSQL: build, claim, look, finish, extend, sweep, count.
+
+Owns the mapping between rows and `domain` objects. Must never decide what an answer means. Each
+method is one autocommit statement and raises `StoreUnavailable` if trying again can help.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Self
+from uuid import UUID, uuid4
+
+from psycopg.errors import UniqueViolation
+
+from sender import queries
+from sender.database import Database
+from sender.domain import Control, Counts, Lease, Outcome, State, Target, content_hash
+from sender.ports import Due, Look, Recorded, Remaining, Settled
+
+_LEDGER_TIMEOUT_S: Final = 300.0
+_LOW_WATER_RESET_S: Final = 60.0
+_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """What the store needs to know.
+
+    Attributes:
+        dsn: libpq URI or conninfo.
+        campaign: whose rows.
+        account: whose pace.
+        rate_per_s: messages a second of the account.
+        batch_size: rows a claim and a new batch hold at most.
+        lease_s: length of a lease in seconds.
+        usable_s: seconds after its first use during which a key may be repeated (window less
+            margin); not positive if never.
+        pace_ahead_s: how far in the future a slot may be reserved, in seconds.
+    """
+
+    dsn: str
+    campaign: str
+    account: str
+    rate_per_s: float
+    batch_size: int
+    lease_s: float
+    usable_s: float
+    pace_ahead_s: float
+
+
+class PostgresStore:
+    """The `TargetStore` over an AsyncConnectionPool. Use as an async context manager."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._database = Database(config.dsn)
+        self._after = 0
+        self._low_water = _LONG_AGO
+        self._low_water_set_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        await self._database.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._database.__aexit__(*exc)
+
+    # --- start ------------------------------------------------------------------------------------
+
+    async def open_campaign(self) -> bool:
+        """Make the campaign's and the account's rows; False if the campaign has no targets."""
+        key = {"campaign": self._config.campaign, "account": self._config.account}
+        row = await self._database.one(queries.CAMPAIGN_EXISTS, key)
+        if not row[0]:
+            return False
+        await self._database.run(queries.OPEN_CAMPAIGN, key)
+        await self._database.run(queries.OPEN_ACCOUNT, key)
+        return True
+
+    async def build(self) -> int:
+        """Put open rows that no open batch covers into batches.
+
+        Returns:
+            How many batches were made; 0 also if another run was making them at the same moment.
+        """
+        values = {"campaign": self._config.campaign, "size": self._config.batch_size}
+        try:
+            made = await self._database.run(queries.BUILD, values, timeout_s=_LEDGER_TIMEOUT_S)
+        except UniqueViolation:
+            return 0
+        self._after = 0
+        return made
+
+    # --- claim ------------------------------------------------------------------------------------
+
+    async def claim_batch(self) -> tuple[Lease | None, list[Settled]]:
+        """Take the next free batch.
+
+        Returns:
+            The lease, or None if no batch can be claimed now, and the rows that were put in doubt
+            because they changed while open. A lease may have no targets: finish it.
+        """
+        lease, changed = await self._claim_batch_after(self._after)
+        if lease is None and self._after:
+            self._after = 0
+            lease, changed = await self._claim_batch_after(0)
+        return lease, changed
+
+    async def _claim_batch_after(self, after: int) -> tuple[Lease | None, list[Settled]]:
+        config = self._config
+        asked_at, claim_id = time.monotonic(), uuid4()
+        rows = await self._database.all(
+            queries.CLAIM_BATCH,
+            {
+                "campaign": config.campaign,
+                "after": after,
+                "usable_s": config.usable_s,
+                "claim": claim_id,
+                "lease_s": config.lease_s,
+                "size": config.batch_size,
+            },
+        )
+        if not rows:
+            return None, []
+        head = rows[0]
+        self._after = head.batch_no
+        until = asked_at + config.lease_s
+        lease = Lease(claim_id, head.batch_no, head.claimed_at, until, head.found)
+        used_until = self._key_until(asked_at, head.key_age_s)
+        for row in rows:
+            if row.member_id is not None:
+                used = bool(row.was_claimed)
+                lease.targets.append(
+                    Target(
+                        row.member_id,
+                        row.email,
+                        row.vars,
+                        row.attempts,
+                        row.unknowns,
+                        head.found if used else None,
+                        used_until if used else float("inf"),
+                        lease,
+                    )
+                )
+        lease.unsettled = len(lease.targets)
+        changed = [Settled(m, State.IN_DOUBT, 0, "changed_while_open") for m in head.changed]
+        return lease, changed
+
+    async def claim_due(self) -> tuple[Lease | None, list[Settled]]:
+        """Take single rows that are due again; returns as `claim_batch`."""
+        config = self._config
+        asked_at, claim_id = time.monotonic(), uuid4()
+        if asked_at - self._low_water_set_at > _LOW_WATER_RESET_S:
+            self._low_water, self._low_water_set_at = _LONG_AGO, asked_at
+        rows = await self._database.all(
+            queries.CLAIM_DUE,
+            {
+                "campaign": config.campaign,
+                "low_water": self._low_water,
+                "usable_s": config.usable_s,
+                "size": config.batch_size,
+                "claim": claim_id,
+                "lease_s": config.lease_s,
+            },
+        )
+        changed = [
+            Settled(row.member_id, State.IN_DOUBT, row.attempts, "changed_while_open")
+            for row in rows
+            if row.changed
+        ]
+        taken = [row for row in rows if not row.changed]
+        if not taken:
+            return None, changed
+        self._low_water = min(row.due_at for row in rows)
+        lease = Lease(claim_id, None, taken[0].claimed_at, asked_at + config.lease_s)
+        lease.targets = [
+            Target(
+                row.member_id,
+                row.email,
+                row.vars,
+                row.attempts,
+                row.unknowns,
+                row.found,
+                self._key_until(asked_at, row.key_age_s),
+                lease,
+            )
+            for row in taken
+        ]
+        lease.unsettled = len(lease.targets)
+        return lease, changed
+
+    def _key_until(self, asked_at: float, age_s: float | None) -> float:
+        if age_s is None:
+            return float("inf")
+        return asked_at + self._config.usable_s - age_s
+
+    # --- look and reserve -------------------------------------------------------------------------
+
+    async def look(self, targets: Sequence[Target]) -> Look:
+        """See which rows may still be mailed, and reserve slots of the shared pace for them."""
+        fresh = [t.member_id for t in targets if t.lease.batch_no is not None]
+        again = [t.member_id for t in targets if t.lease.batch_no is None]
+        leases = {t.lease.claim_id: t.lease for t in targets}
+        asked_at = time.monotonic()
+        row = await self._database.one(
+            queries.LOOK,
+            {
+                "campaign": self._config.campaign,
+                "account": self._config.account,
+                "batch_nos": _array(x.batch_no for x in leases.values() if x.batch_no is not None),
+                "claim_ids": list(leases),
+                "fresh_ids": _array(fresh),
+                "again_ids": _array(again),
+                "rate": self._config.rate_per_s,
+                "ahead_s": self._config.pace_ahead_s,
+            },
+        )
+        answered_at = time.monotonic()
+        held = set(row.held)
+        may_go = set(row.fresh), set(row.again)
+        return Look(
+            asked_at=asked_at,
+            control=Control(row.control or "run"),
+            lost=frozenset(
+                x.claim_id
+                for x in leases.values()
+                if x.batch_no is not None and x.claim_id not in held
+            ),
+            ready=frozenset(
+                t for t in targets if t.member_id in may_go[t.lease.batch_no is None]
+            ),
+            starts_at=None if row.starts_in_s is None else answered_at + row.starts_in_s,
+            ahead_s=row.ahead_s or 0.0,
+            blocked_s=row.blocked_s or 0.0,
+        )
+
+    async def block(self, seconds: float) -> None:
+        """Make all processes of the account wait."""
+        values = {"account": self._config.account, "seconds": seconds}
+        await self._database.run(queries.BLOCK, values)
+
+    # --- record -----------------------------------------------------------------------------------
+
+    async def finish(
+        self, outcomes: Sequence[Outcome], leases: Sequence[Lease]
+    ) -> Recorded:
+        """Write outcomes and the fate of their batches, under the fence.
+
+        Args:
+            outcomes: settled rows.
+            leases: every lease the outcomes belong to, and leases to be closed or released without
+                outcomes.
+
+        Returns:
+            What was taken; the rest was refused because another run holds those rows.
+        """
+        plain = [o for o in outcomes if _is_plain_sent(o)]
+        others = [o for o in outcomes if not _is_plain_sent(o)]
+        asked_at = time.monotonic()
+        row = await self._database.one(
+            queries.FINISH,
+            {
+                "campaign": self._config.campaign,
+                "lease_s": self._config.lease_s,
+                "batches": json.dumps(_fates(outcomes, leases)),
+                "others": json.dumps([_as_json(o) for o in others]),
+                "sent_ids": _array(o.target.member_id for o in plain),
+                "sent_batches": _array(o.target.lease.batch_no or 0 for o in plain),
+            },
+        )
+        sent, other, held = set(row.sent), set(row.others), set(row.held)
+        return Recorded(
+            taken=[o for o in plain if o.target.member_id in sent]
+            + [o for o in others if o.target.member_id in other],
+            held=frozenset(x.claim_id for x in leases if x.batch_no in held),
+            until=asked_at + self._config.lease_s,
+        )
+
+    async def extend(self, leases: Sequence[Lease], again: Sequence[Target]) -> frozenset[UUID]:
+        """Renew leases; returns the claim ids that are still held. Sets their `until`."""
+        asked_at = time.monotonic()
+        row = await self._database.one(
+            queries.EXTEND,
+            {
+                "campaign": self._config.campaign,
+                "lease_s": self._config.lease_s,
+                "batch_nos": _array(x.batch_no for x in leases if x.batch_no is not None),
+                "claim_ids": [x.claim_id for x in leases],
+                "again_ids": _array(t.member_id for t in again),
+            },
+        )
+        held = frozenset(row.extended)
+        for lease in leases:
+            lease.until = asked_at + self._config.lease_s if lease.claim_id in held else 0.0
+        return held
+
+    # --- keep in order ----------------------------------------------------------------------------
+
+    async def sweep(self) -> list[Settled]:
+        """Settle what nobody may claim any more; returns the rows that were put in doubt."""
+        values = {"campaign": self._config.campaign, "usable_s": self._config.usable_s}
+        try:
+            await self._database.run(queries.SPLIT, values)
+        except UniqueViolation:
+            pass  # another run is splitting or building; the next sweep looks again
+        doubted = [
+            Settled(row.member_id, State.IN_DOUBT, row.attempts, row.reason)
+            for row in await self._database.all(queries.SWEEP_BATCHES, values)
+        ]
+        doubted += [
+            Settled(row.member_id, State.IN_DOUBT, row.attempts, row.reason)
+            for row in await self._database.all(queries.SWEEP_DUE, values)
+            if row.state == State.IN_DOUBT
+        ]
+        return doubted
+
+    async def adopt(self) -> int:
+        """Make rows due that are marked sending without a lease; returns how many."""
+        values = {"campaign": self._config.campaign}
+        return await self._database.run(queries.ADOPT, values, timeout_s=_LEDGER_TIMEOUT_S)
+
+    # --- ask --------------------------------------------------------------------------------------
+
+    async def due(self) -> Due:
+        """When the next row can be claimed."""
+        row = await self._database.one(queries.DUE, {"campaign": self._config.campaign})
+        waits = [x for x in (row.batch_in_s, row.due_in_s) if x is not None]
+        return Due(
+            control=Control(row.control or "run"),
+            in_s=max(0.0, min(waits)) if waits else None,
+            open_batches=row.open_batches,
+        )
+
+    async def counts(self) -> Counts:
+        """The ledger, counted."""
+        values = {"campaign": self._config.campaign}
+        row = await self._database.one(queries.COUNTS, values, timeout_s=_LEDGER_TIMEOUT_S)
+        return Counts(*row)
+
+    async def remaining(self) -> Remaining:
+        """An estimate of the rest from the queue, cheap enough for every ten seconds."""
+        row = await self._database.one(queries.PROGRESS, {"campaign": self._config.campaign})
+        done = max(0, row.left_batches - row.due_again)
+        return Remaining(done=done, open_rows=row.remaining + row.due_again)
+
+
+def _array(values: Iterable[object]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _is_plain_sent(outcome: Outcome) -> bool:
+    return outcome.state is State.SENT and outcome.target.lease.batch_no is not None
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    target, used = outcome.target, outcome.key_used_at
+    return {
+        "member_id": target.member_id,
+        "batch_no": target.lease.batch_no,
+        "claim_id": str(target.lease.claim_id),
+        "state": outcome.state,
+        "charged": int(outcome.charged),
+        "unknown": int(outcome.unknown),
+        "delay_s": outcome.delay_s,
+        "key_used_at": used and used.isoformat(),
+        "content_hash": used and content_hash(target.email, target.variables).hex(),
+        "reason": outcome.reason,
+    }
+
+
+def _fates(outcomes: Sequence[Outcome], leases: Sequence[Lease]) -> list[dict[str, object]]:
+    tally = {x.claim_id: dict.fromkeys(State, 0) for x in leases}
+    for outcome in outcomes:
+        tally[outcome.target.lease.claim_id][outcome.state] += 1
+    return [
+        {
+            "batch_no": x.batch_no,
+            "claim_id": str(x.claim_id),
+            "fate": "keep" if x.unsettled else "release" if x.released else "done",
+            "found": x.found_key_used_at and x.found_key_used_at.isoformat(),
+            "sent": tally[x.claim_id][State.SENT],
+            "failed": tally[x.claim_id][State.FAILED],
+            "in_doubt": tally[x.claim_id][State.IN_DOUBT],
+            "deferred": tally[x.claim_id][State.PENDING],
+        }
+        for x in leases
+        if x.batch_no is not None
+    ]
