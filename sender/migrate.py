@@ -1,130 +1,211 @@
-"""`sender migrate`: brings the database to the current schema beside a running application.
+"""`sender migrate`: brings the database to the current schema beside a busy application.
 
-Owns the order of the SQL files in `sql/migrations` and the table `sender_migrations`.
+Owns the order of the files in `sql/migrations` and how they are repeated. What is in a file is what
+runs: each is a script that psql could run too, in steps divided by a line `-- step`. A step is one
+message, so a transaction inside it goes to its end whatever becomes of this process: no lock is ever
+held over a round trip. Each file records its version itself, in its transaction or in its last step.
+
+Whoever waits for a lock that the application queues behind gives up after 80 ms and tries again
+later. Nothing depends on the session (a pooler may change it between steps) nor on advisory locks.
 """
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import LiteralString, cast
+from typing import Final, LiteralString, cast
 
 import psycopg
 import stamina
-from psycopg import AsyncConnection, Connection, sql
+from psycopg import Connection, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from sender.errors import MigrationError, SchemaError
+from sender.errors import ConfigurationError, DatabaseUnavailable, MigrationError, SchemaError
+from sender.schema import REQUIRED_VERSION, applied_versions, check_ground, check_schema
 
-# The back-fill after it is not needed: every claim asks for `sent_at IS NULL`.
-REQUIRED_VERSION = 4
-RETRY_FOR_S = 300.0
-BOOKKEEPING = """\
-CREATE TABLE IF NOT EXISTS sender_migrations (
-    version int PRIMARY KEY,
-    name text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-"""
-_RETRIED = (
-    psycopg.errors.LockNotAvailable,
-    psycopg.errors.DeadlockDetected,
-    psycopg.errors.QueryCanceled,
-    psycopg.errors.ObjectNotInPrerequisiteState,
-    psycopg.OperationalError,
+__all__ = ["REQUIRED_VERSION", "check_schema", "migrate", "plan"]
+
+PATIENCE_S: Final = 300.0
+CONNECT_TIMEOUT_S: Final = 10
+
+type Tell = Callable[[str], None]
+
+_STEP: Final = "\n-- step\n"
+
+# Others were in the way, or the connection was lost (no SQLSTATE): the same file may pass later.
+# 23505 is another migration that records the same version, 57014 a statement_timeout of the role,
+# 55000 an index that another build left invalid.
+_PASSING: Final = frozenset(
+    {"23505", "40001", "40P01", "55000", "55P03", "57014", "57P01", "57P02", "57P03"}
 )
 
 
 @dataclass(slots=True, frozen=True)
-class Migration:
+class _File:
     version: int
     name: str
-    statements: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.version:04} {self.name}"
 
 
-def migrations() -> list[Migration]:
-    found: list[Migration] = []
-    for file in sorted(_directory().iterdir(), key=lambda file: file.name):
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
-            found.append(_parse(int(match[1]), match[2], file.read_text()))
-    return found
+def migrate(dsn: str, *, tell: Tell = lambda _: None, patience_s: float = PATIENCE_S) -> list[str]:
+    """Apply the migrations that the database does not have yet.
+
+    Safe to repeat, to kill at any point and to run twice at once.
+
+    Args:
+        dsn: libpq URI or conninfo of the role that owns the tables.
+        tell: receives a line for people now and then.
+        patience_s: how long one migration is tried again while others hold the locks it needs.
+
+    Returns:
+        What this call applied, oldest first; empty if there was nothing to do.
+
+    Raises:
+        ConfigurationError: DSN, server, rights or existing tables are wrong; nothing was changed.
+        DatabaseUnavailable: the database did not answer.
+        MigrationError: a migration failed or lost its patience; a repeat goes on from there.
+    """
+    return [str(file) for file in _pending(dsn) if _apply(dsn, file, tell, patience_s)]
 
 
-def _parse(version: int, name: str, text: str) -> Migration:
-    if text.startswith("-- transaction: false\n"):
-        record = (
-            f"INSERT INTO sender_migrations (version, name) VALUES ({version}, '{name}')\n"
-            "    ON CONFLICT DO NOTHING;\n"
-        )
-        return Migration(version, name, (*text.split("\n-- step\n"), record))
-    record = f"INSERT INTO sender_migrations (version, name) VALUES ({version}, '{name}');\n"
-    return Migration(
-        version, name, (f"BEGIN;\nSET LOCAL lock_timeout='5s';\n{record}\n{text}\nCOMMIT;\n",)
+def plan(dsn: str) -> str:
+    """The SQL that `migrate` would run, for psql; empty if there is nothing to do.
+
+    Args:
+        dsn: as for `migrate`.
+
+    Raises:
+        ConfigurationError: as for `migrate`.
+        DatabaseUnavailable: the database did not answer.
+    """
+    pending = _pending(dsn)
+    if not pending:
+        return ""
+    head = (
+        "-- For psql, outside of a transaction. 'canceling statement due to lock timeout' means that\n"
+        "-- the application was in the way: make a new plan and go on (sender migrate does it itself).\n"
+        "\\set ON_ERROR_STOP on\n"
     )
+    return "\n".join([head, *(f"-- {file}\n{file.text}" for file in pending)])
 
 
-def _directory() -> Traversable:
-    packaged = files("sender") / "sql" / "migrations"
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "sql" / "migrations"
+def _pending(dsn: str) -> list[_File]:
+    try:
+        with _connect(dsn) as conn, _foreign_errors("reading the catalogue"):
+            applied = applied_versions(conn)
+            pending = [file for file in _files() if file.version not in applied]
+            if pending:
+                check_ground(conn, applied)
+            return pending
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"the database does not answer: {error}") from error
 
 
-def migrate(dsn: str) -> list[str]:
-    """Apply what is missing; returns the names of what was applied."""
-    with _connect(dsn) as conn:
-        done = _applied(conn)
-    applied: list[str] = []
-    for migration in migrations():
-        if migration.version not in done and _apply(dsn, migration):
-            applied.append(f"{migration.version:04} {migration.name}")
-    return applied
-
-
-def _apply(dsn: str, migration: Migration) -> bool:
-    for attempt in stamina.retry_context(
-        on=_RETRIED,
+def _apply(dsn: str, file: _File, tell: Tell, patience_s: float) -> bool:
+    """Run a file until it passes; False if another migration was first."""
+    tell(f"{file}: begins")
+    attempts = stamina.retry_context(
+        on=_is_passing,
         attempts=None,
-        timeout=RETRY_FOR_S,
-        wait_initial=0.1,
-        wait_max=5,
-        wait_jitter=0.5,
-    ):
-        with attempt, _connect(dsn) as conn:
-            try:
-                _execute(conn, BOOKKEEPING)
-                if migration.version in _applied(conn):
+        timeout=patience_s,
+        wait_initial=0.2,
+        wait_max=5.0,
+        wait_jitter=1.0,
+    )
+    with _foreign_errors(str(file)):
+        for attempt in attempts:
+            with attempt, _connect(dsn) as conn:
+                conn.add_notice_handler(lambda notice: _pass_on(notice, file, tell))
+                if file.version in applied_versions(conn):
+                    tell(f"{file}: another migration was first")
                     return False
-                for statement in migration.statements:
-                    _execute(conn, statement)
-            except psycopg.errors.UniqueViolation:
-                return False
+                _run(conn, file, tell)
+    tell(f"{file}: done")
     return True
 
 
-def _execute(conn: Connection, text: str) -> None:
-    # The text comes from our own files, never from outside.
-    conn.execute(sql.SQL(cast(LiteralString, text)), prepare=False)
+def _run(conn: Connection, file: _File, tell: Tell) -> None:
+    for step in file.text.split(_STEP):
+        try:
+            # Our own file, and nothing is put into it. Without parameters it is one simple-query
+            # message, however many statements it holds.
+            conn.execute(sql.SQL(cast("LiteralString", step)), prepare=False)
+        except psycopg.OperationalError as error:
+            if error.sqlstate == "55P03":
+                conn.rollback()
+                tell(f"{file}: lost against {_holders(conn)}, trying again")
+            raise
+
+
+def _is_passing(error: Exception) -> bool:
+    if not isinstance(error, psycopg.Error):
+        return False
+    return error.sqlstate in _PASSING or (
+        error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+    )
+
+
+def _holders(conn: Connection) -> str:
+    rows = conn.execute(
+        """
+        SELECT DISTINCT format('pid %s (%s, %s)', pid, usename,
+                               coalesce(nullif(application_name, ''), 'no application_name'))
+        FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE relation IN (to_regclass('campaign_targets'), to_regclass('sender_migrations'))
+          AND granted AND pid <> pg_backend_pid()
+        LIMIT 5
+        """
+    )
+    return ", ".join(holder for (holder,) in rows) or "somebody who is gone already"
+
+
+def _pass_on(notice: psycopg.errors.Diagnostic, file: _File, tell: Tell) -> None:
+    # The migrations speak by INFO; NOTICE is PostgreSQL's own "already exists, skipping".
+    if notice.severity_nonlocalized == "INFO":
+        tell(f"{file}: {notice.message_primary}")
+
+
+@contextmanager
+def _foreign_errors(doing: str) -> Iterator[None]:
+    """Turn what psycopg raises into our own errors; texts come from the server, never the DSN."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigurationError(f"{doing}: {error.diag.message_primary}") from error
+    except psycopg.errors.DuplicateTable as error:
+        raise SchemaError(f"{doing}: {error.diag.message_primary}") from error
+    except psycopg.Error as error:
+        raise MigrationError(f"{doing}: {error.diag.message_primary or error}") from error
 
 
 def _connect(dsn: str) -> Connection:
-    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # libpq quotes the text it could not read, password and all; so neither it nor a cause.
+        raise ConfigurationError("DB_DSN is neither a libpq URI nor a conninfo string") from None
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "fallback_application_name": "sender migrate"}
+    # No prepared statements: a pooler in transaction mode would not know them.
+    return psycopg.connect(
+        make_conninfo(**{**defaults, **given}), autocommit=True, prepare_threshold=None
+    )
 
 
-def _applied(conn: Connection) -> set[int]:
-    if conn.execute("SELECT to_regclass('sender_migrations')").fetchone() == (None,):
-        return set()
-    return {version for (version,) in conn.execute("SELECT version FROM sender_migrations")}
+def _files() -> list[_File]:
+    found: list[_File] = []
+    for entry in _directory().iterdir():
+        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name):
+            found.append(_File(int(match[1]), match[2], entry.read_text("utf-8")))
+    return sorted(found, key=lambda file: file.version)
 
 
-async def check_schema(conn: AsyncConnection) -> None:
-    """Raise SchemaError unless the database is at REQUIRED_VERSION or later."""
-    cursor = await conn.execute("SELECT to_regclass('sender_migrations') IS NOT NULL")
-    version = 0
-    if await cursor.fetchone() == (True,):
-        cursor = await conn.execute("SELECT coalesce(max(version), 0) FROM sender_migrations")
-        row = await cursor.fetchone()
-        version = row[0] if row else 0
-    if version < REQUIRED_VERSION:
-        raise SchemaError(
-            f"the database is at schema {version}, this program needs {REQUIRED_VERSION}; "
-            "run: sender migrate"
-        )
+def _directory() -> Traversable:
+    """`sender/sql/migrations` of an installed wheel, else `sql/migrations` of the checkout."""
+    packaged = files("sender") / "sql" / "migrations"
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "sql" / "migrations"

@@ -20,7 +20,6 @@ CREATE TABLE campaign_batches (
     key_used_at timestamptz,
     key_snapshot pg_snapshot,
     claimed_ids bigint[],
-    claimed_ids bigint[],
     done_at timestamptz,
     sent int NOT NULL DEFAULT 0,
     failed int NOT NULL DEFAULT 0,
