@@ -1,19 +1,26 @@
-"""Checks of single values that a type and bounds cannot say. Pure; each raises `ValueError`.
+"""Checks and defaults that a type and bounds cannot say: of one value, or beside the values above.
 
-The text of each error ends the sentence "NAME: ..." and never repeats the value: some are secrets.
+Each raises `ValueError` with the end of a sentence that begins with the setting's name, and never
+repeats a secret in it. A check that needs a setting which is itself wrong passes: that one is told.
 """
 
+import contextlib
 import re
+import sys
+from collections.abc import Callable
 from hashlib import sha256
 from importlib.metadata import entry_points
 from urllib.parse import SplitResult, urlsplit
+
+from pydantic import SecretStr, ValidationInfo
 
 BUILT_IN_PROVIDERS = ("http",)
 PROVIDER_GROUP = "sender.providers"
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _HEADER = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
-_LONGEST_URL = 2000
+_LONGEST_URL = 2_000
+_LONGEST_ACCOUNT = 200
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -24,8 +31,8 @@ def dsn_parts(dsn: str) -> dict[str, str]:
         ValueError: if libpq does not understand it, or a port is none.
     """
     # Here and not above: `sender --help` and an import of the settings stay cheap.
-    from psycopg import ProgrammingError  # noqa: PLC0415
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
 
     complaint = "must be a libpq URI (postgresql://user@host/db) or conninfo (host=... dbname=...)"
     if "\0" in dsn:
@@ -40,55 +47,118 @@ def dsn_parts(dsn: str) -> dict[str, str]:
     return parts
 
 
-def check_url(url: str) -> SplitResult:
+def url_parts(url: str) -> SplitResult:
     """Split an absolute http or https URL.
 
     Raises:
         ValueError: if it is anything else.
     """
     if len(url) <= _LONGEST_URL and _VISIBLE.fullmatch(url):
-        try:
+        with contextlib.suppress(ValueError):
             parts = urlsplit(url)
-            usable = parts.scheme in _DEFAULT_PORTS and parts.hostname and parts.port != 0
-        except ValueError:
-            usable = False
-        if usable:
-            return parts
+            if parts.scheme in _DEFAULT_PORTS and parts.hostname and parts.port != 0:
+                return parts
     raise ValueError("must be an absolute http:// or https:// URL")
 
 
-def check_header_value(value: str) -> None:
-    """Make sure that `value` may stand in an HTTP header.
-
-    Raises:
-        ValueError: on control characters, line breaks, blanks at an end, or anything beyond ASCII.
-    """
-    if not _HEADER.fullmatch(value):
-        raise ValueError(
-            "must be usable in a header: printable ASCII, no line breaks, no blank at either end"
-        )
+def dsn(value: SecretStr) -> SecretStr:
+    """DB_DSN must be what libpq takes."""
+    dsn_parts(value.get_secret_value())
+    return value
 
 
-def check_provider(name: str) -> None:
-    """Make sure that `name` is a provider this installation knows.
-
-    Raises:
-        ValueError: naming the known ones.
-    """
+def provider(name: str) -> str:
+    """MAIL_PROVIDER must be one this installation knows."""
     if name not in BUILT_IN_PROVIDERS:
         installed = entry_points(group=PROVIDER_GROUP).names
         if name not in installed:
             known = ", ".join(sorted({*BUILT_IN_PROVIDERS, *installed}))
             raise ValueError(f"must be one of the known providers ({known})")
+    return name
 
 
-def account_of(provider: str, url: str | None, key: str | None) -> str:
-    """Name the account whose limit is shared: the same host and key are the same account."""
-    where = provider
+def api_key(value: SecretStr | None) -> SecretStr | None:
+    """MAIL_API_KEY must be fit for a header."""
+    if value and not _HEADER.fullmatch(value.get_secret_value()):
+        raise ValueError(
+            "must be usable in a header: printable ASCII, no line breaks, no blank at either end"
+        )
+    return value
+
+
+def url(value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+    """MAIL_URL must be there for the providers that post to it, and hold no second login."""
+    if value is None:
+        if info.data.get("mail_provider") == "http":
+            raise ValueError("is required for MAIL_PROVIDER=http")
+        return None
+    parts = url_parts(value.get_secret_value())
+    if "@" in parts.netloc and info.data.get("mail_api_key"):
+        raise ValueError("must not hold a user when MAIL_API_KEY is set: there is one login only")
+    return value
+
+
+def account(value: str) -> str:
+    """MAIL_ACCOUNT is a key of a table and stands in logs."""
+    if not (value.isprintable() and len(value) <= _LONGEST_ACCOUNT):
+        raise ValueError(f"must be 1 to {_LONGEST_ACCOUNT} printable characters")
+    return value
+
+
+def account_from_url_and_key(value: object, info: ValidationInfo) -> object:
+    """Name the account by default: the same host and key share one limit."""
+    if value not in (None, ""):
+        return value
+    where = str(info.data.get("mail_provider"))
+    url, key = info.data.get("mail_url"), info.data.get("mail_api_key")
     if url:
-        parts = check_url(url)
+        parts = url_parts(url.get_secret_value())
         where = f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
-    return sha256(f"{where}\n{key or ''}".encode()).hexdigest()[:16]
+    secret = key.get_secret_value() if key else ""
+    return sha256(f"{where}\n{secret}".encode()).hexdigest()[:16]
+
+
+def concurrency_from_rate(value: object, info: ValidationInfo) -> object:
+    """Enough requests in flight by default for the rate at 2.5 s latency."""
+    if value is not None:
+        return value
+    return round(min(2_000, max(16, 2.5 * info.data.get("mail_rate_per_s", 0))))
+
+
+def outlasts_a_request(spare_s: float) -> Callable[[float, ValidationInfo], float]:
+    """Build the check that a time covers both time-outs and `spare_s`."""
+
+    def check(value: float, info: ValidationInfo) -> float:
+        try:
+            least = info.data["mail_connect_timeout_s"] + info.data["mail_read_timeout_s"] + spare_s
+        except KeyError:
+            return value
+        if value < least:
+            why = f"(both time-outs + {spare_s:g} s)"
+            raise ValueError(f"must be at least {least:g} {why}, is {value:g}")
+        return value
+
+    return check
+
+
+def cap_above_base(value: float, info: ValidationInfo) -> float:
+    """RETRY_BACKOFF_CAP_S must not be below the base."""
+    base = info.data.get("retry_backoff_base_s", 0)
+    if value < base:
+        raise ValueError(f"must be at least RETRY_BACKOFF_BASE_S ({base:g}), is {value:g}")
+    return value
+
+
+def format_for_this_output(value: object) -> object:
+    """Text for a terminal, json for everything else, by default."""
+    if value not in (None, ""):
+        return value
+    return "console" if sys.stdout.isatty() else "json"
+
+
+def none_if_empty(value: object) -> object:
+    """An optional text set to nothing is not set."""
+    return None if value == "" else value
 
 
 def dsn_shown(dsn: str) -> str:
@@ -101,5 +171,5 @@ def dsn_shown(dsn: str) -> str:
 
 def url_shown(url: str) -> str:
     """`url` without user, password, query and fragment."""
-    parts = check_url(url)
+    parts = url_parts(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

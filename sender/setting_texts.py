@@ -6,6 +6,8 @@ and plain, so that a DSN put into the wrong variable is not printed either.
 
 import re
 from collections.abc import Mapping
+from typing import cast
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -44,9 +46,8 @@ def faults(
 
 def expected(field: FieldInfo) -> str:
     """What a field takes, such as `between 0.1 and 100000`."""
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "expected" in extra:
-        return str(extra["expected"])
+    if text := note(field, "expected"):
+        return text
     if choices := getattr(field.annotation, "__args__", ()):
         return " or ".join(map(str, choices))
     bound = {
@@ -59,6 +60,32 @@ def expected(field: FieldInfo) -> str:
     if {"ge", "le"} <= bound.keys():
         return f"{kind}between {bound['ge']} and {bound['le']}"
     return kind + " and ".join(f"{_BOUNDS[name]} {value}" for name, value in bound.items())
+
+
+def note(field: FieldInfo, name: str) -> str:
+    """A text kept with the field: what is `expected`, or how its `derived` default comes about."""
+    extra = field.json_schema_extra
+    return str(cast("dict[str, object]", extra).get(name, "")) if isinstance(extra, dict) else ""
+
+
+def secrets(settings: BaseModel) -> tuple[str, ...]:
+    """Every text in `settings` that no output may hold."""
+    found: list[str | None] = []
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if not isinstance(value, SecretStr):
+            continue
+        text = value.get_secret_value()
+        if name == "db_dsn":
+            parts = setting_checks.dsn_parts(text)
+            found += [parts.get(part) for part in ("password", "sslpassword")]
+        elif name == "mail_url":
+            url = setting_checks.url_parts(text)
+            found += [url.username, url.password, url.query]
+        else:
+            found.append(text)
+    plain = [text for text in found if text]
+    return tuple(dict.fromkeys([*plain, *map(unquote, plain), *map(quote, plain)]))
 
 
 def shown(settings: BaseModel) -> dict[str, object]:

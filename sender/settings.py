@@ -4,24 +4,24 @@ Owns what a value may be and how a wrong one is told: all wrong ones in one go, 
 in the text. Must never act on a value. `environment` reads, `setting_checks` looks closer.
 """
 
-import sys
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
     ValidationError,
-    ValidationInfo,
-    field_validator,
 )
 
 from sender import environment, setting_checks, setting_texts
 from sender.errors import SettingsError
 
 _CENTURY_S = 3_155_760_000.0
+_EMPTY_IS_NOT_SET = BeforeValidator(setting_checks.none_if_empty)
 
 
 class _Settings(BaseModel):
@@ -71,19 +71,18 @@ class _Settings(BaseModel):
 class DatabaseSettings(_Settings):
     """What `sender migrate` needs."""
 
-    db_dsn: SecretStr = Field(
+    db_dsn: Annotated[SecretStr, AfterValidator(setting_checks.dsn)] = Field(
         description="libpq URI or conninfo of the database that holds the campaign"
     )
-
-    @field_validator("db_dsn")
-    @classmethod
-    def _dsn_parses(cls, value: SecretStr) -> SecretStr:
-        setting_checks.dsn_parts(value.get_secret_value())
-        return value
 
     def describe(self) -> dict[str, object]:
         """All settings by name, for a log: no password, no key, no user of a URL."""
         return setting_texts.shown(self)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Texts that no output may hold, for the log's last guard."""
+        return setting_texts.secrets(self)
 
 
 class CampaignSettings(DatabaseSettings):
@@ -102,18 +101,24 @@ class RunSettings(CampaignSettings):
     Fields stand after those they are compared with: a validator sees the ones above it.
     """
 
-    mail_provider: str = Field(
+    mail_provider: Annotated[str, AfterValidator(setting_checks.provider)] = Field(
         default="http",
         description="who sends: http, or an installed entry point of group sender.providers",
     )
-    mail_api_key: SecretStr | None = Field(
-        default=None, description="sent as Authorization: Bearer; never logged"
+    mail_api_key: Annotated[
+        SecretStr | None, AfterValidator(setting_checks.api_key), _EMPTY_IS_NOT_SET
+    ] = Field(default=None, description="sent as Authorization: Bearer; never logged")
+    mail_url: Annotated[SecretStr | None, AfterValidator(setting_checks.url), _EMPTY_IS_NOT_SET] = (
+        Field(
+            default=None,
+            description="where each mail is posted; required for MAIL_PROVIDER=http",
+        )
     )
-    mail_url: SecretStr | None = Field(
-        default=None,
-        description="where each mail is posted; required for MAIL_PROVIDER=http",
-    )
-    mail_account: str = Field(
+    mail_account: Annotated[
+        str,
+        AfterValidator(setting_checks.account),
+        BeforeValidator(setting_checks.account_from_url_and_key),
+    ] = Field(
         default=None,
         validate_default=True,
         description="whose limit it is: all running processes of one account share MAIL_RATE_PER_S",
@@ -137,7 +142,7 @@ class RunSettings(CampaignSettings):
         le=600,
         description="s for the whole answer, dripping or not; after it the outcome is unknown",
     )
-    send_concurrency: int = Field(
+    send_concurrency: Annotated[int, BeforeValidator(setting_checks.concurrency_from_rate)] = Field(
         default=None,
         validate_default=True,
         ge=1,
@@ -151,7 +156,7 @@ class RunSettings(CampaignSettings):
         le=10_000,
         description="rows a claim at most; bounds what a killed process repeats",
     )
-    lease_s: float = Field(
+    lease_s: Annotated[float, AfterValidator(setting_checks.outlasts_a_request(spare_s=2))] = Field(
         default=90,
         gt=0,
         le=86_400,
@@ -167,7 +172,7 @@ class RunSettings(CampaignSettings):
         le=86_400,
         description="s before the second attempt, doubled for each further one, jittered",
     )
-    retry_backoff_cap_s: float = Field(
+    retry_backoff_cap_s: Annotated[float, AfterValidator(setting_checks.cap_above_base)] = Field(
         default=600,
         ge=0.001,
         le=604_800,
@@ -184,7 +189,9 @@ class RunSettings(CampaignSettings):
         le=604_800,
         description="s after which no new row is claimed; keep it inside activeDeadlineSeconds",
     )
-    shutdown_grace_s: float = Field(
+    shutdown_grace_s: Annotated[
+        float, AfterValidator(setting_checks.outlasts_a_request(spare_s=1))
+    ] = Field(
         default=20,
         gt=0,
         le=3_600,
@@ -196,7 +203,9 @@ class RunSettings(CampaignSettings):
         le=1,
         description="failed / total above which a person must look (exit 2)",
     )
-    log_format: Literal["json", "console"] = Field(
+    log_format: Annotated[
+        Literal["json", "console"], BeforeValidator(setting_checks.format_for_this_output)
+    ] = Field(
         default=None,
         validate_default=True,
         description="json for machines, console for people",
@@ -216,93 +225,6 @@ class RunSettings(CampaignSettings):
     @property
     def _timeouts_s(self) -> float:
         return self.mail_connect_timeout_s + self.mail_read_timeout_s
-
-    @field_validator("mail_provider")
-    @classmethod
-    def _provider_known(cls, value: str) -> str:
-        setting_checks.check_provider(value)
-        return value
-
-    @field_validator("mail_api_key", "mail_url", "mail_account", "log_format", mode="before")
-    @classmethod
-    def _nothing_is_not_set(cls, value: object) -> object:
-        return None if value == "" else value
-
-    @field_validator("mail_api_key")
-    @classmethod
-    def _key_fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
-        if value:
-            setting_checks.check_header_value(value.get_secret_value())
-        return value
-
-    @field_validator("mail_url")
-    @classmethod
-    def _url_is_one(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        if value is None:
-            if info.data.get("mail_provider") == "http":
-                raise ValueError("is required for MAIL_PROVIDER=http")
-            return None
-        parts = setting_checks.check_url(value.get_secret_value())
-        if "@" in parts.netloc and info.data.get("mail_api_key"):
-            raise ValueError(
-                "must not hold a user when MAIL_API_KEY is set: one header, two logins"
-            )
-        return value
-
-    @field_validator("mail_account", mode="before")
-    @classmethod
-    def _account_from_url_and_key(cls, value: object, info: ValidationInfo) -> object:
-        if value is not None:
-            return value
-        url, key = info.data.get("mail_url"), info.data.get("mail_api_key")
-        return setting_checks.account_of(
-            str(info.data.get("mail_provider")),
-            url.get_secret_value() if url else None,
-            key.get_secret_value() if key else None,
-        )
-
-    @field_validator("mail_account")
-    @classmethod
-    def _account_is_a_name(cls, value: str) -> str:
-        if not (value.isprintable() and len(value) <= 200):
-            raise ValueError("must be 1 to 200 printable characters")
-        return value
-
-    @field_validator("send_concurrency", mode="before")
-    @classmethod
-    def _concurrency_from_rate(cls, value: object, info: ValidationInfo) -> object:
-        if value is not None:
-            return value
-        return round(min(2_000, max(16, 2.5 * info.data.get("mail_rate_per_s", 0))))
-
-    @field_validator("lease_s", "shutdown_grace_s")
-    @classmethod
-    def _outlasts_a_request(cls, value: float, info: ValidationInfo) -> float:
-        names = ("mail_connect_timeout_s", "mail_read_timeout_s")
-        if not all(name in info.data for name in names):
-            return value  # those are told themselves
-        spare = 2 if info.field_name == "lease_s" else 1
-        least = sum(info.data[name] for name in names) + spare
-        if value < least:
-            raise ValueError(
-                f"must be at least {least:g} (both time-outs + {spare} s), is {value:g}"
-            )
-        return value
-
-    @field_validator("retry_backoff_cap_s")
-    @classmethod
-    def _cap_above_base(cls, value: float, info: ValidationInfo) -> float:
-        base = info.data.get("retry_backoff_base_s", 0)
-        if value < base:
-            raise ValueError(f"must be at least RETRY_BACKOFF_BASE_S ({base:g}), is {value:g}")
-        return value
-
-    @field_validator("log_format", mode="before")
-    @classmethod
-    def _format_for_this_output(cls, value: object) -> object:
-        if value is not None:
-            return value
-        return "console" if sys.stdout.isatty() else "json"
 
 
 def all_names() -> tuple[str, ...]:
