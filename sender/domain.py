@@ -19,6 +19,14 @@ class State(StrEnum):
     IN_DOUBT = "in_doubt"
 
 
+class Fate(StrEnum):
+    """What a finish does with a leased batch."""
+
+    KEEP = "keep"
+    DONE = "done"
+    RELEASE = "release"
+
+
 class Control(StrEnum):
     """What a person wants of a campaign (`campaigns.control`)."""
 
@@ -83,21 +91,23 @@ class Lease:
         claim_id: the fence; new for every claim, compared by every write.
         batch_no: the batch, or None for single rows.
         claimed_at: the claim's moment on the database clock.
+        first_use_at: the claim on this process's monotonic clock: no request of it began earlier.
         until: the lease's end on this process's monotonic clock; conservative, because it is
             counted from before the statement was sent.
         found_key_used_at: the batch's stamp before this claim, restored by a release.
         targets: the rows taken.
-        unsettled: how many of them are neither settled nor handed back nor dropped.
+        unsettled: those of them that are neither settled nor handed back nor skipped.
         released: rows of it were handed back unsent, so the batch is released, not closed.
     """
 
     claim_id: UUID
     batch_no: int | None
     claimed_at: datetime
+    first_use_at: float
     until: float
     found_key_used_at: datetime | None = None
     targets: list[Target] = field(default_factory=list)
-    unsettled: int = 0
+    unsettled: set[Target] = field(default_factory=set)
     released: bool = False
 
 

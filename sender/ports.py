@@ -1,11 +1,11 @@
 """The seams where I/O happens: Protocols that the pipeline is written against."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from sender.domain import Answer, Control, Counts, Lease, Outcome, State, Target
+from sender.domain import Answer, Control, Counts, Fate, Lease, Outcome, State, Target
 from sender.events import Event
 
 
@@ -109,7 +109,9 @@ class TargetStore(Protocol):
         """Make all processes of the account wait."""
         ...
 
-    async def finish(self, outcomes: Sequence[Outcome], leases: Sequence[Lease]) -> Recorded:
+    async def finish(
+        self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
+    ) -> Recorded:
         """Write outcomes and their leases' fate, under the fence."""
         ...
 

@@ -327,13 +327,16 @@ WITH fate AS MATERIALIZED (
     UPDATE campaign_targets t
     SET state = o.state, attempts = t.attempts + o.charged, unknowns = t.unknowns + o.unknown,
         sent_at = CASE WHEN o.state = 'sent' THEN clock_timestamp() END,
-        claim_id = NULL, lease_until = NULL, lost_claims = 0,
+        claim_id = NULL, lease_until = NULL,
+        lost_claims = CASE WHEN o.reason = '' AND o.state = 'pending' THEN t.lost_claims ELSE 0 END,
         not_before = CASE WHEN o.state = 'pending'
             THEN clock_timestamp() + o.delay_s * interval '1 s' END,
         key_used_at = o.key_used_at,
         content_hash = CASE WHEN o.key_used_at IS NOT NULL
             THEN coalesce(t.content_hash, decode(o.content_hash, 'hex')) END,
-        outcome_at = clock_timestamp(), reason = nullif(o.reason, '')
+        outcome_at = clock_timestamp(),
+        reason = CASE WHEN o.state = 'sent' THEN NULL
+            ELSE coalesce(nullif(o.reason, ''), t.reason) END
     FROM other o
     WHERE t.campaign_id = %(campaign)s AND t.member_id = o.member_id AND t.sent_at IS NULL
       AND t.member_id = ANY (ARRAY(SELECT member_id FROM locked))

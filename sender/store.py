@@ -6,7 +6,7 @@ method is one autocommit statement and raises `StoreUnavailable` if trying again
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
@@ -16,7 +16,7 @@ from psycopg.errors import UniqueViolation
 
 from sender import queries
 from sender.database import Database
-from sender.domain import Control, Counts, Lease, Outcome, State, Target, content_hash
+from sender.domain import Control, Counts, Fate, Lease, Outcome, State, Target, content_hash
 from sender.ports import Due, Look, Recorded, Remaining, Settled
 
 _LEDGER_TIMEOUT_S: Final = 300.0
@@ -127,7 +127,7 @@ class PostgresStore:
         head = rows[0]
         self._after = head.batch_no
         until = asked_at + config.lease_s
-        lease = Lease(claim_id, head.batch_no, head.claimed_at, until, head.found)
+        lease = Lease(claim_id, head.batch_no, head.claimed_at, asked_at, until, head.found)
         used_until = self._key_until(asked_at, head.key_age_s)
         for row in rows:
             if row.member_id is not None:
@@ -144,7 +144,7 @@ class PostgresStore:
                         lease,
                     )
                 )
-        lease.unsettled = len(lease.targets)
+        lease.unsettled.update(lease.targets)
         changed = [Settled(m, State.IN_DOUBT, 0, "changed_while_open") for m in head.changed]
         return lease, changed
 
@@ -174,7 +174,8 @@ class PostgresStore:
         if not taken:
             return None, changed
         self._low_water = min(row.due_at for row in rows)
-        lease = Lease(claim_id, None, taken[0].claimed_at, asked_at + config.lease_s)
+        until = asked_at + config.lease_s
+        lease = Lease(claim_id, None, taken[0].claimed_at, asked_at, until)
         lease.targets = [
             Target(
                 row.member_id,
@@ -188,7 +189,7 @@ class PostgresStore:
             )
             for row in taken
         ]
-        lease.unsettled = len(lease.targets)
+        lease.unsettled.update(lease.targets)
         return lease, changed
 
     def _key_until(self, asked_at: float, age_s: float | None) -> float:
@@ -244,14 +245,14 @@ class PostgresStore:
     # --- record -----------------------------------------------------------------------------------
 
     async def finish(
-        self, outcomes: Sequence[Outcome], leases: Sequence[Lease]
+        self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
     ) -> Recorded:
         """Write outcomes and the fate of their batches, under the fence.
 
         Args:
             outcomes: settled rows.
-            leases: every lease the outcomes belong to, and leases to be closed or released without
-                outcomes.
+            fates: what becomes of every lease the outcomes belong to, and of leases that end
+                without an outcome.
 
         Returns:
             What was taken; the rest was refused because another run holds those rows.
@@ -264,7 +265,7 @@ class PostgresStore:
             {
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
-                "batches": json.dumps(_fates(outcomes, leases)),
+                "batches": json.dumps(_fates(outcomes, fates)),
                 "others": json.dumps([_as_json(o) for o in others]),
                 "sent_ids": _array(o.target.member_id for o in plain),
                 "sent_batches": _array(o.target.lease.batch_no or 0 for o in plain),
@@ -274,7 +275,7 @@ class PostgresStore:
         return Recorded(
             taken=[o for o in plain if o.target.member_id in sent]
             + [o for o in others if o.target.member_id in other],
-            held=frozenset(x.claim_id for x in leases if x.batch_no in held),
+            held=frozenset(x.claim_id for x in fates if x.batch_no in held),
             until=asked_at + self._config.lease_s,
         )
 
@@ -370,21 +371,23 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _fates(outcomes: Sequence[Outcome], leases: Sequence[Lease]) -> list[dict[str, object]]:
-    tally = {x.claim_id: dict.fromkeys(State, 0) for x in leases}
+def _fates(
+    outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
+) -> list[dict[str, object]]:
+    tally = {x.claim_id: dict.fromkeys(State, 0) for x in fates}
     for outcome in outcomes:
         tally[outcome.target.lease.claim_id][outcome.state] += 1
     return [
         {
             "batch_no": x.batch_no,
             "claim_id": str(x.claim_id),
-            "fate": "keep" if x.unsettled else "release" if x.released else "done",
+            "fate": fate,
             "found": x.found_key_used_at and x.found_key_used_at.isoformat(),
             "sent": tally[x.claim_id][State.SENT],
             "failed": tally[x.claim_id][State.FAILED],
             "in_doubt": tally[x.claim_id][State.IN_DOUBT],
             "deferred": tally[x.claim_id][State.PENDING],
         }
-        for x in leases
+        for x, fate in fates.items()
         if x.batch_no is not None
     ]
