@@ -1,16 +1,16 @@
 """`sender migrate`: brings the database to the current schema beside a busy application.
 
-Owns the order of the files in `sql/migrations` and how they are repeated. What is in a file is what
-runs: each is a script that psql could run too, in steps divided by a line `-- step`. A step is one
-message, so a transaction inside it goes to its end whatever becomes of this process: no lock is ever
-held over a round trip. Each file records its version itself, in its transaction or in its last step.
+Owns the order of the files in `sql/migrations` and how they are repeated. What is in a file is
+what runs: each is a script that psql could run too, in steps divided by a line `-- step`. A step is
+one message, so a transaction inside it goes to its end whatever becomes of this process: no lock is
+held over a round trip. Each file records its version itself, in its transaction or last step.
 
 Whoever waits for a lock that the application queues behind gives up after 80 ms and tries again
 later. Nothing depends on the session (a pooler may change it between steps) nor on advisory locks.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -23,13 +23,14 @@ import stamina
 from psycopg import Connection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from sender.database import conninfo
 from sender.errors import ConfigurationError, DatabaseUnavailable, MigrationError, SchemaError
-from sender.schema import REQUIRED_VERSION, applied_versions, check_ground, check_schema
+from sender.ground import check_ground
+from sender.schema import REQUIRED_VERSION, applied_versions, check_schema
 
 __all__ = ["REQUIRED_VERSION", "check_schema", "migrate", "plan"]
 
 PATIENCE_S: Final = 300.0
-CONNECT_TIMEOUT_S: Final = 10
 
 type Tell = Callable[[str], None]
 
@@ -88,8 +89,8 @@ def plan(dsn: str) -> str:
     if not pending:
         return ""
     head = (
-        "-- For psql, outside of a transaction. 'canceling statement due to lock timeout' means that\n"
-        "-- the application was in the way: make a new plan and go on (sender migrate does it itself).\n"
+        "-- For psql, outside of a transaction. 'canceling statement due to lock timeout' means:\n"
+        "-- the application was in the way; make a new plan and go on, as sender migrate does.\n"
         "\\set ON_ERROR_STOP on\n"
     )
     return "\n".join([head, *(f"-- {file}\n{file.text}" for file in pending)])
@@ -123,7 +124,7 @@ def _apply(dsn: str, file: _File, tell: Tell, patience_s: float) -> bool:
             with attempt, _connect(dsn) as conn:
                 conn.add_notice_handler(lambda notice: _pass_on(notice, file, tell))
                 if file.version in applied_versions(conn):
-                    tell(f"{file}: another migration was first")
+                    tell(f"{file}: is there already")
                     return False
                 _run(conn, file, tell)
     tell(f"{file}: done")
@@ -139,7 +140,8 @@ def _run(conn: Connection, file: _File, tell: Tell) -> None:
         except psycopg.OperationalError as error:
             if error.sqlstate == "55P03":
                 conn.rollback()
-                tell(f"{file}: lost against {_holders(conn)}, trying again")
+                error.add_note(f"held by {_holders(conn)}")
+                tell(f"{file}: gave way; {error.__notes__[-1]}")
             raise
 
 
@@ -158,6 +160,7 @@ def _holders(conn: Connection) -> str:
                                coalesce(nullif(application_name, ''), 'no application_name'))
         FROM pg_locks JOIN pg_stat_activity USING (pid)
         WHERE relation IN (to_regclass('campaign_targets'), to_regclass('sender_migrations'))
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND granted AND pid <> pg_backend_pid()
         LIMIT 5
         """
@@ -172,7 +175,7 @@ def _pass_on(notice: psycopg.errors.Diagnostic, file: _File, tell: Tell) -> None
 
 
 @contextmanager
-def _foreign_errors(doing: str) -> Iterator[None]:
+def _foreign_errors(doing: str) -> Generator[None]:
     """Turn what psycopg raises into our own errors; texts come from the server, never the DSN."""
     try:
         yield
@@ -181,27 +184,38 @@ def _foreign_errors(doing: str) -> Iterator[None]:
     except psycopg.errors.DuplicateTable as error:
         raise SchemaError(f"{doing}: {error.diag.message_primary}") from error
     except psycopg.Error as error:
-        raise MigrationError(f"{doing}: {error.diag.message_primary or error}") from error
+        notes: list[str] = getattr(error, "__notes__", [])
+        text = "; ".join([error.diag.message_primary or str(error), *notes])
+        raise MigrationError(f"{doing}: {text}") from error
 
 
 def _connect(dsn: str) -> Connection:
+    # No prepared statements: a pooler in transaction mode would not know them.
+    return psycopg.connect(_conninfo(dsn), autocommit=True, prepare_threshold=None)
+
+
+def _conninfo(dsn: str) -> str:
+    """The DSN with our defaults; refuses one whose parts libpq would quote in an error message."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # libpq quotes the text it could not read, password and all; so neither it nor a cause.
+        # The text of this error holds the DSN, so it is not kept, not even as a cause.
         raise ConfigurationError("DB_DSN is neither a libpq URI nor a conninfo string") from None
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "fallback_application_name": "sender migrate"}
-    # No prepared statements: a pooler in transaction mode would not know them.
-    return psycopg.connect(
-        make_conninfo(**{**defaults, **given}), autocommit=True, prepare_threshold=None
-    )
+    ports = str(given.get("port") or "").replace(",", "")
+    if "@" in str(given.get("host")) or not (ports or "0").isdecimal():
+        raise ConfigurationError(
+            "DB_DSN has no valid host and port; write @ : / ? # % inside a password as %40 %3A %2F "
+            "%3F %23 %25"
+        )
+    return conninfo(make_conninfo("", **{"application_name": "sender migrate", **given}))
 
 
 def _files() -> list[_File]:
-    found: list[_File] = []
-    for entry in _directory().iterdir():
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name):
-            found.append(_File(int(match[1]), match[2], entry.read_text("utf-8")))
+    found = (
+        _File(int(match[1]), match[2], entry.read_text("utf-8"))
+        for entry in _directory().iterdir()
+        if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name))
+    )
     return sorted(found, key=lambda file: file.version)
 
 

