@@ -1,6 +1,25 @@
-"""`python -m sender`."""
+"""The console script, and `python -m sender`.
 
-from sender.cli import main
+`sender run` takes a way of its own, past the parts that draw on terminals: a pod stays 5 MB smaller
+and begins a quarter of a second earlier.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    if sys.argv[1:] == ["run"]:
+        # What httpx and structlog import only to be pretty: they do without where it is missing.
+        sys.modules.update({"httpx._main": None, "rich": None})  # pyright: ignore[reportArgumentType, reportCallIssue]
+        from sender.commands import run
+        from sender.exits import ending
+
+        sys.exit(ending(run))
+    from sender.cli import main as cli
+
+    sys.exit(cli())
+
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,7 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _HEADER = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _LONGEST_URL = 2_000
 _LONGEST_ACCOUNT = 200
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def dsn_parts(dsn: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def url_parts(url: str) -> SplitResult:
     if len(url) <= _LONGEST_URL and _VISIBLE.fullmatch(url):
         with contextlib.suppress(ValueError):
             parts = urlsplit(url)
-            if parts.scheme in _DEFAULT_PORTS and parts.hostname and parts.port != 0:
+            if parts.scheme in DEFAULT_PORTS and parts.hostname and parts.port != 0:
                 return parts
     raise ValueError("must be an absolute http:// or https:// URL")
 
@@ -113,7 +113,7 @@ def account_from_url_and_key(value: object, info: ValidationInfo) -> object:
     url, key = info.data.get("mail_url"), info.data.get("mail_api_key")
     if url:
         parts = url_parts(url.get_secret_value())
-        where = f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
+        where = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
     secret = key.get_secret_value() if key else ""
     return sha256(f"{where}\n{secret}".encode()).hexdigest()[:16]
 

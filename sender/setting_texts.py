@@ -68,6 +68,18 @@ def note(field: FieldInfo, name: str) -> str:
     return str(cast("dict[str, object]", extra).get(name, "")) if isinstance(extra, dict) else ""
 
 
+def told_default(field: FieldInfo) -> str:
+    """The default of a field in words: `required`, `default 500`, or how it comes about."""
+    if field.is_required():
+        return "required"
+    if derived := note(field, "derived"):
+        return f"default: {derived}"
+    default: object = field.default
+    if isinstance(default, int | float):
+        return f"default {default:.12g}"
+    return "not set by default" if default is None else f"default {default}"
+
+
 def secrets(settings: BaseModel) -> tuple[str, ...]:
     """Every text in `settings` that no output may hold."""
     found: list[str | None] = []

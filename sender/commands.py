@@ -1,0 +1,191 @@
+"""What each command does once its arguments are read: take the settings, call, print.
+
+Each imports what it needs when it runs: `sender --help` is quick and a pod's `sender run` small.
+"""
+
+import asyncio
+import csv
+import json
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sender.errors import SenderError, SettingsError
+
+if TYPE_CHECKING:
+    from sender.settings import CampaignSettings
+    from sender.status import Failure
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def run() -> int:
+    """`sender run`."""
+    import structlog
+
+    from sender import run as program
+    from sender.settings import load_run
+    from sender.telemetry.logs import configure_logging
+
+    settings = load_run()
+    configure_logging(settings.log_format, secrets=settings.secrets)
+    for line in settings.unknown:
+        structlog.get_logger().warning("setting_unknown", reason=line)
+    return program.main(settings)
+
+
+def migrate(*, plan_only: bool) -> None:
+    """`sender migrate`."""
+    from sender import migrate as program
+    from sender.settings import load_database
+
+    settings = load_database()
+    dsn = settings.db_dsn.get_secret_value()
+    _warn(settings.unknown)
+    if plan_only:
+        print(program.plan(dsn) or "-- nothing to do: the schema is current")
+        return
+    done = program.migrate(dsn, tell=print)
+    print(f"{len(done)} migrations applied" if done else "nothing to do: the schema is current")
+
+
+def status(*, as_json: bool) -> None:
+    """`sender status`."""
+    from sender.settings import load_campaign
+    from sender.status import status as look
+
+    settings = load_campaign()
+    _warn(settings.unknown)
+    found = asyncio.run(look(settings))
+    if as_json:
+        print(_json(found.to_json()))
+    else:
+        print("\n".join(found.lines()))
+
+
+def check(*, as_json: bool) -> int:
+    """`sender check`."""
+    from sender.check import FAULT_EXIT_CODE
+    from sender.check import check as look
+
+    findings = asyncio.run(look())
+    faults = sum(finding.verdict == "fault" for finding in findings)
+    if as_json:
+        print(_json({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        for finding in findings:
+            first, *more = finding.text.splitlines() or [""]
+            print(f"{finding.verdict:<6} {finding.subject:<23} {first}".rstrip())
+            for line in more:
+                print(" " * 31 + line)
+        print(f"{faults} faults" if faults else "everything a run needs is in place")
+    return FAULT_EXIT_CODE if faults else 0
+
+
+def failures(*, states: Sequence[str], form: str, limit: int | None) -> None:
+    """`sender failures`.
+
+    Args:
+        states: which targets to list.
+        form: text, csv or json.
+        limit: how many at most.
+    """
+    from sender.settings import load_campaign
+
+    settings = load_campaign()
+    _warn(settings.unknown)
+    asyncio.run(_print_failures(settings, states, form, limit))
+
+
+def demo(*, targets: int, as_json: bool) -> int:
+    """`sender demo`."""
+    with _parts_of_the_demo():
+        from sender.dev.demo import demo as program
+    return program(targets, as_json)
+
+
+def fake_provider(*, host: str, port: int, more: str | None, options: Mapping[str, Any]) -> None:
+    """`sender fake-provider`.
+
+    Args:
+        host: address to listen at.
+        port: port, 0 for any.
+        more: a JSON object of further options, or `@` and the path of a file with one.
+        options: options by name; None where not given.
+    """
+    with _parts_of_the_demo():
+        from sender.dev.fake_options import FakeOptions
+        from sender.dev.fake_provider import run as program
+    given = {name: value for name, value in options.items() if value is not None}
+    program(FakeOptions.from_json({**_object(more or "{}"), **given}), host, port)
+
+
+@contextmanager
+def _parts_of_the_demo() -> Generator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("sender"):
+            raise
+        raise SenderError(
+            f"{error.name} is not installed; the demo needs more: pip install 'sender[demo]'"
+        ) from error
+
+
+async def _print_failures(
+    settings: "CampaignSettings", states: Sequence[str], form: str, limit: int | None
+) -> None:
+    from sender.failures import failures as look_up
+    from sender.status import Failure
+
+    found = look_up(settings, states, limit)
+    if form == "json":
+        print(_json([asdict(failure) async for failure in found]))
+    elif form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Failure)])
+        async for failure in found:
+            writer.writerow(_csv_cells(failure))
+    else:
+        count = 0
+        async for failure in found:
+            count += 1
+            reason = failure.reason or "no reason recorded"
+            tries = f"{failure.attempts} attempts"
+            print(f"{failure.member_id:>12}  {failure.state:<9}{tries:>12}  {reason}")
+        print(f"{count or 'no'} targets are {' or '.join(states)}")
+
+
+def _csv_cells(failure: "Failure") -> list[object]:
+    """The fields of a row; a spreadsheet must not take a provider's text for a formula."""
+    at = failure.outcome_at.isoformat() if failure.outcome_at else ""
+    reason = failure.reason or ""
+    if reason.startswith(_FORMULA):
+        reason = f"'{reason}"
+    return [failure.member_id, failure.state, failure.attempts, reason, at]
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        if text.startswith("@"):
+            text = Path(text[1:]).read_text()
+        value = json.loads(text)
+    except OSError as error:
+        raise SettingsError([f"--options: cannot be read: {error.strerror}"]) from error
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    raise SettingsError(["--options: must be a JSON object, or @ and the path of one"])
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, default=str)
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"warning: {line}", file=sys.stderr)
