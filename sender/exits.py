@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from sender.errors import SenderError, SettingsError
 from sender.telemetry.redaction import without_secrets
@@ -60,11 +60,8 @@ def _told(error: BaseException) -> int:
 
 def _only(error: BaseException) -> BaseException:
     """The one error inside groups of one."""
-    while isinstance(error, BaseExceptionGroup):
-        first, *others = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        if others:
-            break
-        error = first
+    while len(inside := getattr(error, "exceptions", ())) == 1:
+        error = inside[0]
     return error
 
 

@@ -35,7 +35,7 @@ def dsn_parts(dsn: str) -> dict[str, str]:
     from psycopg.conninfo import conninfo_to_dict
 
     complaint = "must be a libpq URI (postgresql://user@host/db) or conninfo (host=... dbname=...)"
-    if "\0" in dsn:
+    if "\0" in dsn or not dsn.strip():
         raise ValueError(complaint)
     try:
         parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}

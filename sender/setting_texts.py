@@ -35,7 +35,7 @@ def faults(
     for item in error.errors(include_url=False, include_input=False):
         name = str(item["loc"][0])
         field, key = fields[name], name.upper()
-        if item["type"] == "missing" or (field.is_required() and not values.get(key)):
+        if item["type"] == "missing":
             told[key] = "is required"
         elif item["type"] == "value_error":
             told[key] = item["msg"].removeprefix("Value error, ")

@@ -56,8 +56,11 @@ class _Settings(BaseModel):
         """
         names = [name.upper() for name in cls.model_fields if name != "unknown"]
         values, faults = environment.read(names, environ)
-        raw: dict[str, Any] = {name.lower(): text for name, text in values.items()}
-        raw["unknown"] = environment.slips(all_names(), environ)
+        raw: dict[str, Any] = {"unknown": environment.slips(all_names(), environ)}
+        for name, field in cls.model_fields.items():
+            text = values.get(name.upper())
+            if text or (text is not None and not field.is_required()):
+                raw[name] = text
         try:
             settings = cls.model_validate(raw)
         except ValidationError as error:
