@@ -1,0 +1,1 @@
+"""What the demo and the tests need and a sending pod does not."""
