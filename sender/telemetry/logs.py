@@ -52,7 +52,9 @@ def configure_logging(
         debug: also tell each row that is tried again later.
         stream: standard output if None.
     """
-    out = sys.stdout if stream is None else stream
+    out: TextIO = sys.stdout if stream is None else stream
+    if reconfigure := getattr(out, "reconfigure", None):
+        reconfigure(errors="backslashreplace")  # a text it cannot encode must not be lost
     clean = redactor(secrets)
     render = _renderer(format, colours=out.isatty())
     steps: list[Processor] = [

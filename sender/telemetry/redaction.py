@@ -15,14 +15,14 @@ _QUOTED_LOCAL_PART = re.compile(r'"[^"]*"(?=[@\uff20\ufe6b]|%40)', re.IGNORECASE
 _WORDS = re.compile(r"(\s+)")
 _SECRET = re.compile(
     r"""(?ix) (?P<name> \b (?: bearer | basic ) \s
-        | (?: passw(?:or)?d | pwd | passphrase | api_?key | secret | token ) \w* ["']? \s* [=:] )
+        | (?: passw(?:or)?d | pwd | passphrase | api[-_]?key | secret | token ) \w* ["']? \s* [=:] )
     \s* (?: ' (?:[^'\\]|\\.)* ' | " (?:[^"\\]|\\.)* " | \S+ )"""
 )
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # One cheap look that lets nearly every value pass: what any of the above could find in it.
 _SUSPECT = (
     "[@\uff20\ufe6b\x00-\x1f\x7f-\x9f\u2028\u2029]"
-    "|%40|bearer|basic|passw|pwd|passphrase|api_?key|secret|token"
+    "|%40|bearer|basic|passw|pwd|passphrase|api[-_]?key|secret|token"
 )
 
 type Redactor = Callable[[Any], Any]
