@@ -18,11 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sender import events
 from sender.domain import Counts, State
 from sender.events import Event, RunEnded, RunStarted, TargetDeferred, TargetSettled
 from sender.telemetry.logs import Format, LogObserver, close_logging, configure_logging
 
-EVENTS = sorted(Event.__subclasses__(), key=lambda kind: kind.__name__)
+CATALOGUE = [kind for kind in vars(events).values() if isinstance(kind, type)]
+EVENTS = [kind for kind in CATALOGUE if issubclass(kind, Event) and kind is not Event]
 FORMATS: tuple[Format, ...] = ("json", "console")
 
 
