@@ -7,6 +7,7 @@ method is one autocommit statement and raises `StoreUnavailable` if trying again
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
@@ -302,10 +303,9 @@ class PostgresStore:
     async def sweep(self) -> list[Settled]:
         """Settle what nobody may claim any more; returns the rows that were put in doubt."""
         values = {"campaign": self._config.campaign, "usable_s": self._config.usable_s}
-        try:
+        # Another run may be splitting or building; the next sweep looks again.
+        with suppress(UniqueViolation):
             await self._database.run(queries.SPLIT, values)
-        except UniqueViolation:
-            pass  # another run is splitting or building; the next sweep looks again
         doubted = [
             Settled(row.member_id, State.IN_DOUBT, row.attempts, row.reason)
             for row in await self._database.all(queries.SWEEP_BATCHES, values)

@@ -1,0 +1,137 @@
+"""The pipeline: claim, send, record, kept apart, and the order in which they end.
+
+The finisher is in the outer group and the producer, pacer and workers are in the inner one: when
+claiming stops, the inner group ends by closing its streams, then the finisher writes what is left.
+Nothing in flight is cancelled unless the run must end now.
+
+Imports neither a database driver nor an HTTP client nor the settings.
+"""
+
+import anyio
+from anyio.abc import TaskGroup
+
+from sender.domain import Target
+from sender.events import Progress, Stopping
+from sender.pace import Pace
+from sender.pipeline.finisher import Finisher
+from sender.pipeline.pacer import Pacer
+from sender.pipeline.producer import Producer
+from sender.pipeline.state import Permit, PipelineConfig, StoreHealth, Traffic
+from sender.pipeline.stop import Stop, StopReason
+from sender.pipeline.worker import Workers
+from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
+
+__all__ = ["Pipeline", "PipelineConfig", "Stop", "StopReason", "Traffic"]
+
+_PROGRESS_EVERY_S = 10.0
+
+
+class Pipeline:
+    """One run's claim, send and record.
+
+    Attributes:
+        traffic: what this process has done so far.
+    """
+
+    def __init__(
+        self,
+        store: TargetStore,
+        provider: Provider,
+        observer: Observer,
+        config: PipelineConfig,
+        stop: Stop,
+    ) -> None:
+        self.traffic = Traffic()
+        self._store = store
+        self._observe = observer
+        self._config = config
+        self._stop = stop
+        self._workers_started = 0
+        health = StoreHealth(observer)
+        self._finisher = Finisher(store, observer, config, self.traffic, health)
+        self._producer = Producer(
+            store, self._finisher, observer, config, self.traffic, health, stop
+        )
+        self._pacer = Pacer(
+            store,
+            self._finisher,
+            observer,
+            config,
+            self.traffic,
+            health,
+            stop,
+            Pace(config.limit_per_s),
+            self._ensure_worker,
+        )
+        self._workers = Workers(
+            provider, self._finisher, observer, config, self.traffic, stop, self._pacer.give_back
+        )
+        self._permits_in, self._permits_out = anyio.create_memory_object_stream[Permit](
+            config.concurrency
+        )
+        self._inner: TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Run until stopped and everything answered is recorded.
+
+        Ends early, telling what it abandons, when `stop.working` is set. Exceptions of any part end
+        all parts.
+        """
+        async with anyio.create_task_group() as outer:
+            outer.start_soon(self._end_now, outer)
+            outer.start_soon(self._progress)
+            outer.start_soon(self._finisher.run)
+            with self._permits_out:
+                async with anyio.create_task_group() as inner:
+                    self._inner = inner
+                    inner.start_soon(self._tell_stopping)
+                    queue_in, queue_out = anyio.create_memory_object_stream[Target](
+                        self._config.queue_rows
+                    )
+                    inner.start_soon(self._producer.run, queue_in)
+                    inner.start_soon(self._pacer.run, queue_out, self._permits_in)
+            self._finisher.close()
+            await self._finisher.ended.wait()
+            outer.cancel_scope.cancel()
+        self._finisher.abandon()
+
+    def _ensure_worker(self) -> None:
+        """Start another worker if all are busy: as many as the provider's latency asks for."""
+        if self._workers_started < self.traffic.permits_out and self._inner is not None:
+            self._workers_started += 1
+            self._inner.start_soon(self._workers.run, self._permits_out.clone())
+
+    async def _tell_stopping(self) -> None:
+        await self._stop.claiming.wait()
+        reason = self._stop.reason
+        if reason is not None and reason is not StopReason.DONE:
+            self._observe(Stopping(reason.value, self.traffic.in_flight))
+
+    async def _end_now(self, outer: TaskGroup) -> None:
+        await self._stop.working.wait()
+        outer.cancel_scope.cancel()
+
+    async def _progress(self) -> None:
+        accepted = done = 0
+        while True:
+            await anyio.sleep(_PROGRESS_EVERY_S)
+            try:
+                remaining = await self._store.remaining()
+            except StoreUnavailable:
+                continue
+            traffic = self.traffic
+            rate = (traffic.accepted - accepted) / _PROGRESS_EVERY_S
+            speed = (remaining.done - done) / _PROGRESS_EVERY_S if done else rate
+            accepted, done = traffic.accepted, remaining.done
+            self._observe(
+                Progress(
+                    self._config.campaign,
+                    traffic.accepted,
+                    remaining.done,
+                    remaining.open_rows,
+                    rate,
+                    remaining.open_rows / speed if speed > 0 else None,
+                    traffic.in_flight,
+                    traffic.waiting,
+                )
+            )

@@ -1,0 +1,223 @@
+"""The finisher: the only one who writes. Takes outcomes without waiting, records them in bulk.
+
+Owns every lease in hand: it renews them, closes a batch when its last row is settled and releases it
+when rows of it were handed back. Must never lose an outcome it was given: while the store is away
+it keeps them and tries again.
+"""
+
+import time
+from collections.abc import Iterable
+
+import anyio
+import stamina
+
+from sender.domain import Fate, Lease, Outcome, State, Target
+from sender.events import (
+    LeaseLost,
+    OutcomesAbandoned,
+    TargetDeferred,
+    TargetSettled,
+    WritesRefused,
+)
+from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
+from sender.ports import Observer, Recorded, StoreUnavailable, TargetStore
+
+
+class Finisher:
+    """Collects outcomes and writes them under their leases' fences."""
+
+    def __init__(
+        self,
+        store: TargetStore,
+        observer: Observer,
+        config: PipelineConfig,
+        traffic: Traffic,
+        health: StoreHealth,
+    ) -> None:
+        self._store = store
+        self._health = health
+        self._observe = observer
+        self._config = config
+        self._traffic = traffic
+        self._leases: set[Lease] = set()
+        self._outcomes: list[Outcome] = []
+        self._being_written: list[Outcome] = []
+        self._rows_in_hand = 0
+        self._lost = 0
+        self._closing = False
+        self._wake = anyio.Event()
+        self._written = anyio.Event()
+        self.ended = anyio.Event()
+        """Set when closed and everything is written."""
+        self._extend_at = time.monotonic() + config.lease_s / 3
+        self._failing = False
+
+    # --- taken from producer and workers: nothing here waits --------------------------------------
+
+    def hold(self, lease: Lease) -> None:
+        """Take charge of a new lease."""
+        self._leases.add(lease)
+        self._rows_in_hand += len(lease.unsettled)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Take an outcome; it will be written."""
+        self._outcomes.append(outcome)
+        outcome.target.lease.unsettled.discard(outcome.target)
+        if len(self._outcomes) >= self._config.flush_rows:
+            self._wake.set()
+
+    def hand_back(self, targets: Iterable[Target]) -> None:
+        """Give rows back unsent and uncharged; what was known of their keys stays."""
+        for target in targets:
+            target.lease.released = True
+            self._give_up(target)
+
+    def skip(self, target: Target) -> None:
+        """Drop a row that must not be mailed any more (opted out, sent elsewhere, gone)."""
+        self._give_up(target)
+
+    def drop_lost(self, targets: Iterable[Target]) -> None:
+        """Drop rows unsent whose lease another run may hold."""
+        for target in targets:
+            self._lost += 1
+            target.lease.released = True
+            target.lease.unsettled.discard(target)
+            self._rows_in_hand -= 1
+
+    def _give_up(self, target: Target) -> None:
+        if target.lease.batch_no is None:
+            self.settle(Outcome(target, State.PENDING, key_used_at=target.key_used_at))
+        else:
+            target.lease.unsettled.discard(target)
+            self._rows_in_hand -= 1
+
+    # --- asked by the producer --------------------------------------------------------------------
+
+    @property
+    def rows_in_hand(self) -> int:
+        """Rows claimed and not yet recorded."""
+        return self._rows_in_hand
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether outcomes wait because the store is or was away."""
+        return self._failing
+
+    async def written(self) -> None:
+        """Wait until something was written."""
+        await self._written.wait()
+
+    # --- its own loop -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No more outcomes will come; `run` ends when all are written."""
+        self._closing = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until closed and empty."""
+        while True:
+            with anyio.move_on_after(self._config.flush_s):
+                await self._wake.wait()
+            closing = self._closing
+            self._wake = anyio.Event()
+            await self._flush()
+            if closing and not self._outcomes:
+                self.ended.set()
+                return
+            if not closing:
+                await self._extend_if_due()
+
+    def abandon(self) -> None:
+        """Tell which outcomes could not be written."""
+        rows = len(self._outcomes) + len(self._being_written)
+        if rows:
+            self._observe(OutcomesAbandoned(self._config.campaign, rows))
+
+    async def _flush(self) -> None:
+        # What is being written and what comes meanwhile are two lists, and a lease's fate is fixed
+        # with its outcomes: rows settled while the statement runs belong to the next one.
+        outcomes, self._outcomes = self._outcomes, []
+        fates = self._fates(outcomes)
+        if fates:
+            self._being_written = outcomes
+            recorded = await self._write(outcomes, fates)
+            self._being_written = []
+            self._after_write(outcomes, fates, recorded)
+        if self._lost:
+            self._observe(LeaseLost(self._config.campaign, self._lost))
+            self._lost = 0
+        self._written.set()
+        self._written = anyio.Event()
+
+    def _fates(self, outcomes: list[Outcome]) -> dict[Lease, Fate]:
+        touched = {o.target.lease for o in outcomes}
+        touched.update(lease for lease in self._leases if not lease.unsettled)
+        return {lease: _fate(lease) for lease in touched}
+
+    async def _write(self, outcomes: list[Outcome], fates: dict[Lease, Fate]) -> Recorded:
+        async for attempt in stamina.retry_context(
+            on=StoreUnavailable, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0
+        ):
+            with attempt:
+                try:
+                    recorded = await self._store.finish(outcomes, fates)
+                except StoreUnavailable as error:
+                    self._failing = True
+                    self._health.away(error)
+                    raise
+                self._failing = False
+                self._health.back()
+                return recorded
+        raise AssertionError("unlimited attempts end with a result")
+
+    def _after_write(
+        self, outcomes: list[Outcome], fates: dict[Lease, Fate], recorded: Recorded
+    ) -> None:
+        self._rows_in_hand -= len(outcomes)
+        for lease, fate in fates.items():
+            if fate is not Fate.KEEP:
+                self._leases.discard(lease)
+            elif lease.batch_no is not None:
+                lease.until = recorded.until if lease.claim_id in recorded.held else 0.0
+        for outcome in recorded.taken:
+            self._tell(outcome)
+        refused = len(outcomes) - len(recorded.taken)
+        if refused:
+            self._traffic.refused_writes += refused
+            self._observe(WritesRefused(self._config.campaign, refused))
+
+    def _tell(self, outcome: Outcome) -> None:
+        campaign, target = self._config.campaign, outcome.target
+        attempts = target.attempts + outcome.charged
+        if outcome.state is State.SENT:
+            self._traffic.accepted += 1
+        elif outcome.state is not State.PENDING:
+            self._observe(
+                TargetSettled(campaign, target.member_id, outcome.state, attempts, outcome.reason)
+            )
+        elif outcome.reason:
+            self._observe(
+                TargetDeferred(
+                    campaign, target.member_id, attempts, outcome.delay_s, outcome.reason
+                )
+            )
+
+    async def _extend_if_due(self) -> None:
+        if time.monotonic() < self._extend_at:
+            return
+        live = [lease for lease in self._leases if lease.unsettled]
+        again = [t for lease in live if lease.batch_no is None for t in lease.unsettled]
+        try:
+            if live:
+                await self._store.extend(live, again)
+        except StoreUnavailable as error:
+            self._health.away(error)
+            return
+        self._extend_at = time.monotonic() + self._config.lease_s / 3
+
+
+def _fate(lease: Lease) -> Fate:
+    if lease.unsettled:
+        return Fate.KEEP
+    return Fate.RELEASE if lease.released else Fate.DONE
