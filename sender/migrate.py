@@ -117,7 +117,7 @@ def _apply(dsn: str, file: _File, tell: Tell, patience_s: float) -> bool:
         timeout=patience_s,
         wait_initial=0.2,
         wait_max=5.0,
-        wait_jitter=1.0,
+        wait_jitter=0.3,
     )
     with _foreign_errors(str(file)):
         for attempt in attempts:

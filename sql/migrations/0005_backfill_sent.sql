@@ -10,6 +10,8 @@ DECLARE
     changed int;
     after_campaign text := '';
     after_member bigint := -9223372036854775808;
+    end_campaign text;
+    end_member bigint;
     again_campaign text;
     again_member bigint;
     began timestamptz;
@@ -17,8 +19,15 @@ DECLARE
     rows_sent bigint := 0;
     passes int := 1;
 BEGIN
+    -- The end as it is now: a loader may add rows faster than we read them.
+    SELECT campaign_id, member_id INTO end_campaign, end_member
+    FROM campaign_targets ORDER BY campaign_id DESC, member_id DESC LIMIT 1;
+
     LOOP
         began := clock_timestamp();
+        -- A table that was never analysed would be read and sorted whole, for each slice.
+        PERFORM set_config('enable_seqscan', 'off', true);
+        PERFORM set_config('enable_bitmapscan', 'off', true);
         SELECT count(*) AS seen,
                count(*) FILTER (WHERE sent_at IS NOT NULL AND state = 'pending') AS stale,
                (array_agg(campaign_id ORDER BY campaign_id DESC, member_id DESC))[1] AS last_campaign,
@@ -28,6 +37,7 @@ BEGIN
             SELECT campaign_id, member_id, sent_at, state
             FROM campaign_targets
             WHERE (campaign_id, member_id) > (after_campaign, after_member)
+              AND (campaign_id, member_id) <= (end_campaign, end_member)
             ORDER BY campaign_id, member_id
             LIMIT 2000
         ) AS slice;
