@@ -49,7 +49,7 @@ class Status:
     Attributes:
         counts: each row once.
         rate_per_s: mails accepted a second over the last minute, by all runs; 0 if none.
-        eta_s: seconds to the end at that rate, or None if nothing moves.
+        eta_s: seconds to the end at that rate, or None if nothing moves or all is done.
         blocked_until: the provider asked an account to wait until then, or None.
         next_due: when the next row may be tried again, or None.
         last_failures: newest first, at most five.
@@ -129,7 +129,7 @@ async def status(settings: CampaignSettings) -> Status:
         steering=steering or Steering(),
         counts=counts,
         rate_per_s=round(rate, 1),
-        eta_s=round(counts.open / rate) if rate else None,
+        eta_s=round(counts.open / rate) if rate and counts.open else None,
         last_failures=tuple(failures),
         **waiting,
     )
