@@ -90,7 +90,7 @@ def test_columns_and_rows_that_are_there_stay(bare_dsn: str, dsn: str) -> None:
         bare_dsn,
         BARE,
         "ALTER TABLE campaign_targets ADD COLUMN opted_out_at timestamptz, ADD COLUMN vars jsonb",
-        "INSERT INTO campaign_targets VALUES ('c', 1, 'a', NULL, '2026-01-01', '{\"name\": \"A\"}')",
+        "INSERT INTO campaign_targets VALUES ('c', 1, 'a', NULL, now(), '{\"name\": \"A\"}')",
     )
     migrate(bare_dsn)
     assert catalogue(bare_dsn) == catalogue(dsn)
