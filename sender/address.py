@@ -9,8 +9,10 @@ import re
 from typing import Final
 
 # One @ between a local part and a host, nothing that separates or ends an address or a line.
-_ONE_ADDRESS: Final = re.compile(r'(?:"[^"\\\x00-\x1f\x7f]+"|[^\s@,;:<>()\[\]"\\\x00-\x1f\x7f]+)'
-                                 r"@[^\s@,;:<>()\[\]\"\\\x00-\x1f\x7f]+")
+_ONE_ADDRESS: Final = re.compile(
+    r'(?:"[^"\\\x00-\x1f\x7f]+"|[^\s@,;:<>()\[\]"\\\x00-\x1f\x7f]+)'
+    r"@[^\s@,;:<>()\[\]\"\\\x00-\x1f\x7f]+"
+)
 _LONGEST: Final = 320
 
 

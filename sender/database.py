@@ -156,8 +156,7 @@ async def connect(dsn: str, within_s: float) -> psycopg.AsyncConnection[Any]:
             left = deadline - time.monotonic()
             if left <= 0 or not is_transient(error):
                 raise DatabaseUnavailable(
-                    f"the database could not be reached within {within_s:.0f} s "
-                    f"({describe(error)})"
+                    f"the database could not be reached within {within_s:.0f} s ({describe(error)})"
                 ) from error
             await asyncio.sleep(min(1.0, left))
 
@@ -171,8 +170,8 @@ def conninfo(dsn: str) -> str:
 async def _configure(connection: psycopg.AsyncConnection[Any]) -> None:
     """Switch prepared statements off behind a pooler.
 
-    A pooler in transaction mode hands each statement to another server session. It shows itself: the
-    process id it announced at connect is not the one that answers.
+    A pooler in transaction mode hands each statement to another server session. It shows itself:
+    the process id it announced at connect is not the one that answers.
     """
     cursor = await connection.execute("SELECT pg_backend_pid()")
     row = await cursor.fetchone()

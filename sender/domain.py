@@ -9,6 +9,7 @@ from enum import StrEnum
 from hashlib import sha256
 from uuid import UUID
 
+
 class State(StrEnum):
     """What `campaign_targets.state` may hold."""
 
@@ -66,8 +67,8 @@ class Target:
         variables: JSON text for the body's `vars`, or None.
         attempts: charged attempts so far.
         unknowns: how many of the charged attempts ended without a known answer.
-        key_used_at: since when the key may have reached the provider, as found at the claim (database
-            clock), or None if it surely never did.
+        key_used_at: since when the key may have reached the provider, as found at the claim
+            (database clock), or None if it surely never did.
         key_until: until when, on this process's monotonic clock, a request may repeat the key;
             infinite while the key surely never left.
         lease: the lease that holds it.
@@ -222,14 +223,7 @@ class Counts:
     @property
     def total(self) -> int:
         """All rows of the campaign."""
-        return (
-            self.sent
-            + self.failed
-            + self.in_doubt
-            + self.skipped
-            + self.pending
-            + self.sending
-        )
+        return self.sent + self.failed + self.in_doubt + self.skipped + self.pending + self.sending
 
     @property
     def open(self) -> int:

@@ -91,6 +91,17 @@ class TargetDeferred(Event):
 
 
 @dataclass(slots=True, frozen=True)
+class AttemptBroke(Event):
+    """The provider's code failed on a row; its outcome is unknown. `error` is a class name."""
+
+    name: ClassVar[str] = "attempt_broke"
+    level: ClassVar[Level] = "error"
+    campaign: str
+    member_id: int
+    error: str
+
+
+@dataclass(slots=True, frozen=True)
 class WritesRefused(Event):
     """The fence refused outcomes: another run holds those rows now."""
 

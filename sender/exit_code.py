@@ -4,9 +4,7 @@ from sender.domain import Counts
 from sender.pipeline.stop import StopReason
 
 
-def decide(
-    reason: StopReason, counts: Counts | None, failed_ratio_limit: float
-) -> tuple[int, str]:
+def decide(reason: StopReason, counts: Counts | None, failed_ratio_limit: float) -> tuple[int, str]:
     """The exit code and the sentence that explains it.
 
     Args:

@@ -109,9 +109,7 @@ class TargetStore(Protocol):
         """Make all processes of the account wait."""
         ...
 
-    async def finish(
-        self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
-    ) -> Recorded:
+    async def finish(self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> Recorded:
         """Write outcomes and their leases' fate, under the fence."""
         ...
 

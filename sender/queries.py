@@ -18,8 +18,8 @@ size of the numbers.
 from typing import Final, LiteralString
 
 # A batch lost this often is split into single rows; a row lost twice more, alone, is in doubt.
-LOST_TOGETHER: Final = 3
-LOST_ALONE: Final = 5
+LOST_TOGETHER: Final[LiteralString] = "3"
+LOST_ALONE: Final[LiteralString] = "5"
 
 # Equal to domain.content_hash.
 CONTENT_HASH: Final[LiteralString] = (
@@ -139,7 +139,8 @@ WITH picked AS MATERIALIZED (
     ) t
 ), lease AS (
     UPDATE campaign_batches b
-    SET claim_id = %(claim)s, lease_until = clock_timestamp() + %(lease_s)s::float8 * interval '1 s',
+    SET claim_id = %(claim)s,
+        lease_until = clock_timestamp() + %(lease_s)s::float8 * interval '1 s',
         lost_claims = b.lost_claims + p.lost,
         key_used_at = coalesce(p.key_used_at, clock_timestamp()),
         key_snapshot = pg_current_snapshot(),
@@ -205,10 +206,10 @@ RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used
           clock_timestamp() AS claimed_at
 """
 
-# LOOK AND RESERVE. Invariant: a row is named `fresh` or `again` only if at this statement's snapshot
-# it is open, not opted out, and still held under the caller's fence; slots are reserved for just
-# those rows, at most `ahead_s` in the future. The reservation moves one row, the account's virtual
-# clock; it commits asynchronously, because a clock lost in a crash of the server is behind the
+# LOOK AND RESERVE. Invariant: a row is named `fresh` or `again` only if at this statement's
+# snapshot it is open, not opted out, and still held under the caller's fence; slots are reserved for
+# just those rows, at most `ahead_s` in the future. The reservation moves one row, the account's
+# virtual clock; it commits asynchronously, because a clock lost in a crash of the server is behind the
 # present when the server is back.
 # Index: primary keys.
 LOOK: Final[LiteralString] = """
@@ -378,8 +379,8 @@ WITH batches AS (
 SELECT ARRAY(SELECT claim_id FROM batches UNION SELECT claim_id FROM singles) AS extended
 """
 
-# SWEEP BATCHES that nobody holds and nobody may claim: keys too old, or a single row lost too often.
-# Only rows that a lost claim took are in doubt; others were surely never sent and a later build
+# SWEEP BATCHES that nobody holds and nobody may claim: keys too old, or a single row lost too
+# often. Only rows that a lost claim took are in doubt; others were surely never sent and a later build
 # covers them. Index: primary keys.
 SWEEP_BATCHES: Final[LiteralString] = f"""
 WITH stuck AS MATERIALIZED (

@@ -7,21 +7,23 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final
+from typing import Final, cast
 
 import anyio
 import stamina.instrumentation
 import uvloop
+from pydantic import SecretStr
 
 from sender import exit_code
 from sender.database import connect
 from sender.domain import Counts
-from sender.errors import CampaignError, DatabaseUnavailable
+from sender.errors import CampaignError, DatabaseUnavailable, SenderError
 from sender.events import RunEnded, RunStarted
 from sender.pace import AHEAD_S, Pace
-from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason
-from sender.ports import Observer, StoreUnavailable
+from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason, Traffic
+from sender.ports import Observer, Provider, StoreUnavailable
 from sender.providers import open_provider
 from sender.retry import RetryPolicy
 from sender.schema import check_schema
@@ -51,37 +53,69 @@ def main(settings: RunSettings) -> int:
 
 async def run(settings: RunSettings, observer: Observer) -> int:
     """Run the campaign under signals and deadline; see `main`."""
-    began_at = time.monotonic()
-    stop = Stop()
-    _watch_signals(stop)
-    config = pipeline_config(settings)
+    begun = _Begun(settings, observer, Stop(), time.monotonic())
+    _watch_signals(begun.stop)
     observer(
         RunStarted(
-            settings.campaign_id, version("sender"), settings.describe(), config.repeats_at_most
+            settings.campaign_id,
+            version("sender"),
+            settings.describe(),
+            pipeline_config(settings).repeats_at_most,
         )
     )
+    try:
+        return await _run(begun)
+    except SenderError as error:
+        begun.end(error.exit_code, str(error), None, None)
+        raise
+
+
+async def _run(begun: "_Begun") -> int:
+    settings, stop = begun.settings, begun.stop
     async with AsyncExitStack() as stack:
-        try:
-            store = await _unless_stopped(stop, lambda: _open(settings, stack))
-            if store is None:
-                return _end(observer, settings, stop, None, None, began_at)
-            provider = open_provider(
-                settings.mail_provider,
-                url=_secret(settings.mail_url),
-                api_key=_secret(settings.mail_api_key),
-                campaign_id=settings.campaign_id,
-                connect_timeout_s=settings.mail_connect_timeout_s,
-                read_timeout_s=settings.mail_read_timeout_s,
-                concurrency=settings.send_concurrency,
+        store = await _unless_stopped(stop, lambda: _open(settings, stack))
+        if store is None:
+            return begun.decide_end(None, None)
+        provider = _open_provider(settings)
+        stack.push_async_callback(provider.aclose)
+        pipeline = Pipeline(store, provider, begun.observer, pipeline_config(settings), stop)
+        _settle_memory()
+        await _work(pipeline, begun)
+        return begun.decide_end(await _last_count(store), pipeline.traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run that has begun, and how it tells its end."""
+
+    settings: RunSettings
+    observer: Observer
+    stop: Stop
+    at: float
+
+    def decide_end(self, counts: Counts | None, traffic: Traffic | None) -> int:
+        """End by the contract's order of exit codes."""
+        reason = self.stop.reason or StopReason.DONE
+        code, why = exit_code.decide(reason, counts, self.settings.failed_ratio_limit)
+        detail = f" ({self.stop.detail})" if self.stop.detail else ""
+        return self.end(code, why + detail, counts, traffic)
+
+    def end(self, code: int, why: str, counts: Counts | None, traffic: Traffic | None) -> int:
+        """Tell the end."""
+        done = traffic or Traffic()
+        self.observer(
+            RunEnded(
+                campaign=self.settings.campaign_id,
+                exit_code=code,
+                reason=why,
+                counts=counts,
+                requests=done.requests,
+                accepted=done.accepted,
+                refused_writes=done.refused_writes,
+                seconds=time.monotonic() - self.at,
             )
-            stack.push_async_callback(provider.aclose)
-            pipeline = Pipeline(store, provider, observer, config, stop)
-            _settle_memory()
-            await _work(pipeline, stop, settings, began_at)
-        except ExceptionGroup as group:
-            raise _first(group) from None
-        counts = await _last_count(store)
-        return _end(observer, settings, stop, counts, pipeline, began_at)
+        )
+        return code
 
 
 def pipeline_config(settings: RunSettings) -> PipelineConfig:
@@ -136,6 +170,18 @@ async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
     return store
 
 
+def _open_provider(settings: RunSettings) -> Provider:
+    return open_provider(
+        settings.mail_provider,
+        url=_secret(settings.mail_url),
+        api_key=_secret(settings.mail_api_key),
+        campaign_id=settings.campaign_id,
+        connect_timeout_s=settings.mail_connect_timeout_s,
+        read_timeout_s=settings.mail_read_timeout_s,
+        concurrency=settings.send_concurrency,
+    )
+
+
 async def _unless_stopped[T](stop: Stop, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
     """The result, or None if a signal came first."""
     result: T | None = None
@@ -163,9 +209,8 @@ def _raise_file_limit(concurrency: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _secret(value: object) -> str | None:
-    reveal = getattr(value, "get_secret_value", None)
-    return None if reveal is None else str(reveal())
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()
 
 
 # --- stop -----------------------------------------------------------------------------------------
@@ -185,12 +230,25 @@ def _watch_signals(stop: Stop) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _work(pipeline: Pipeline, stop: Stop, settings: RunSettings, began_at: float) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_keep_deadline, stop, began_at + settings.deadline_s)
-        group.start_soon(_keep_grace, stop, settings.shutdown_grace_s)
-        await pipeline.run()
-        group.cancel_scope.cancel()
+async def _work(pipeline: Pipeline, begun: _Begun) -> None:
+    """Run the pipeline under deadline and grace; of several errors the first is raised."""
+    stop, settings = begun.stop, begun.settings
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_keep_deadline, stop, begun.at + settings.deadline_s)
+            group.start_soon(_keep_grace, stop, settings.shutdown_grace_s)
+            await pipeline.run()
+            group.cancel_scope.cancel()
+    except* Exception as errors:  # noqa: BLE001 - every error, as its own
+        raise _first(errors) from None
+
+
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    """The first error in nested groups: one is what a person can act on."""
+    first = errors.exceptions[0]
+    if isinstance(first, ExceptionGroup):
+        return _first(cast("ExceptionGroup[Exception]", first))
+    return first
 
 
 async def _keep_deadline(stop: Stop, deadline: float) -> None:
@@ -212,37 +270,3 @@ async def _last_count(store: PostgresStore) -> Counts | None:
         except StoreUnavailable:
             return None
     return None
-
-
-def _end(
-    observer: Observer,
-    settings: RunSettings,
-    stop: Stop,
-    counts: Counts | None,
-    pipeline: Pipeline | None,
-    began_at: float,
-) -> int:
-    reason = stop.reason or StopReason.DONE
-    code, why = exit_code.decide(reason, counts, settings.failed_ratio_limit)
-    traffic = pipeline.traffic if pipeline else None
-    detail = f" ({stop.detail})" if stop.detail else ""
-    observer(
-        RunEnded(
-            campaign=settings.campaign_id,
-            exit_code=code,
-            reason=f"{why}{detail}",
-            counts=counts,
-            requests=traffic.requests if traffic else 0,
-            accepted=traffic.accepted if traffic else 0,
-            refused_writes=traffic.refused_writes if traffic else 0,
-            seconds=time.monotonic() - began_at,
-        )
-    )
-    return code
-
-
-def _first(error: Exception) -> Exception:
-    """The first error in a group of errors: one is what a person can act on."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -230,9 +230,7 @@ class PostgresStore:
                 for x in leases.values()
                 if x.batch_no is not None and x.claim_id not in held
             ),
-            ready=frozenset(
-                t for t in targets if t.member_id in may_go[t.lease.batch_no is None]
-            ),
+            ready=frozenset(t for t in targets if t.member_id in may_go[t.lease.batch_no is None]),
             starts_at=None if row.starts_in_s is None else answered_at + row.starts_in_s,
             ahead_s=row.ahead_s or 0.0,
             blocked_s=row.blocked_s or 0.0,
@@ -245,9 +243,7 @@ class PostgresStore:
 
     # --- record -----------------------------------------------------------------------------------
 
-    async def finish(
-        self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
-    ) -> Recorded:
+    async def finish(self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> Recorded:
         """Write outcomes and the fate of their batches, under the fence.
 
         Args:
@@ -371,9 +367,7 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _fates(
-    outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]
-) -> list[dict[str, object]]:
+def _fates(outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> list[dict[str, object]]:
     tally = {x.claim_id: dict.fromkeys(State, 0) for x in fates}
     for outcome in outcomes:
         tally[outcome.target.lease.claim_id][outcome.state] += 1

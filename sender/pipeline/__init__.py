@@ -24,6 +24,7 @@ from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
 __all__ = ["Pipeline", "PipelineConfig", "Stop", "StopReason", "Traffic"]
 
 _PROGRESS_EVERY_S = 10.0
+_LAST_WRITE_S = 0.5
 
 
 class Pipeline:
@@ -78,22 +79,22 @@ class Pipeline:
         all parts.
         """
         async with anyio.create_task_group() as outer:
-            outer.start_soon(self._end_now, outer)
-            outer.start_soon(self._progress)
             outer.start_soon(self._finisher.run)
+            outer.start_soon(self._progress)
+            outer.start_soon(self._watch_stop)
             with self._permits_out:
                 async with anyio.create_task_group() as inner:
-                    self._inner = inner
-                    inner.start_soon(self._tell_stopping)
-                    queue_in, queue_out = anyio.create_memory_object_stream[Target](
-                        self._config.queue_rows
-                    )
-                    inner.start_soon(self._producer.run, queue_in)
-                    inner.start_soon(self._pacer.run, queue_out, self._permits_in)
+                    self._start_inner(inner)
             self._finisher.close()
-            await self._finisher.ended.wait()
+            await self._last_write()
             outer.cancel_scope.cancel()
         self._finisher.abandon()
+
+    def _start_inner(self, inner: TaskGroup) -> None:
+        self._inner = inner
+        queue_in, queue_out = anyio.create_memory_object_stream[Target](self._config.queue_rows)
+        inner.start_soon(self._producer.run, queue_in)
+        inner.start_soon(self._pacer.run, queue_out, self._permits_in)
 
     def _ensure_worker(self) -> None:
         """Start another worker if all are busy: as many as the provider's latency asks for."""
@@ -101,15 +102,28 @@ class Pipeline:
             self._workers_started += 1
             self._inner.start_soon(self._workers.run, self._permits_out.clone())
 
-    async def _tell_stopping(self) -> None:
+    async def _watch_stop(self) -> None:
+        """Say that the run is stopping; leave what is in flight if it must end now."""
         await self._stop.claiming.wait()
         reason = self._stop.reason
         if reason is not None and reason is not StopReason.DONE:
             self._observe(Stopping(reason.value, self.traffic.in_flight))
-
-    async def _end_now(self, outer: TaskGroup) -> None:
         await self._stop.working.wait()
-        outer.cancel_scope.cancel()
+        if self._inner is not None:
+            self._inner.cancel_scope.cancel()
+
+    async def _last_write(self) -> None:
+        """Wait until everything is written; once working must stop, not for long."""
+        async with anyio.create_task_group() as group:
+
+            async def give_up() -> None:
+                await self._stop.working.wait()
+                await anyio.sleep(_LAST_WRITE_S)
+                group.cancel_scope.cancel()
+
+            group.start_soon(give_up)
+            await self._finisher.ended.wait()
+            group.cancel_scope.cancel()
 
     async def _progress(self) -> None:
         accepted = done = 0

@@ -1,8 +1,8 @@
 """The finisher: the only one who writes. Takes outcomes without waiting, records them in bulk.
 
-Owns every lease in hand: it renews them, closes a batch when its last row is settled and releases it
-when rows of it were handed back. Must never lose an outcome it was given: while the store is away
-it keeps them and tries again.
+Owns every lease in hand: it renews them, closes a batch when its last row is settled and releases
+it when rows of it were handed back. Must never lose an outcome it was given: while the store is
+away it keeps them and tries again.
 """
 
 import time

@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
+from itertools import takewhile
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from sender.domain import Control, Target
+from sender.domain import Control, Outcome, State, Target
 from sender.events import AccountPaused, PaceClamped
 from sender.pace import AHEAD_S, LOOK_VALID_S, Pace
 from sender.pipeline.finisher import Finisher
@@ -124,8 +124,7 @@ class Pacer:
         if count <= 0 or not self._waiting:
             await self._pause(_TICK_S)
             return
-        targets = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        await self._look(targets)
+        await self._look([self._waiting.popleft() for _ in range(min(count, len(self._waiting)))])
         if share < 1.0:
             await self._pause(count * self._pace.spacing_s * (1 / share - 1))
 
@@ -139,7 +138,10 @@ class Pacer:
             self._waiting.clear()
         await self._pause(_RETRY_S)
 
-    async def _look(self, targets: list[Target], *, probe: bool = False) -> None:
+    async def _look(self, taken: list[Target], *, probe: bool = False) -> None:
+        targets = self._without_old_keys(taken)
+        if not targets:
+            return
         try:
             look = await self._store.look(targets)
         except StoreUnavailable:
@@ -155,6 +157,21 @@ class Pacer:
         for place, target in enumerate(open_targets):
             slot_at = look.starts_at + place * self._pace.spacing_s
             self._slots.append((slot_at, Permit(target, look.asked_at, probe)))
+
+    def _without_old_keys(self, targets: list[Target]) -> list[Target]:
+        """Settle rows whose key the provider may soon forget: a repeat could be a second mail."""
+        now = time.monotonic()
+        for target in targets:
+            if now >= target.key_until:
+                self._finisher.settle(
+                    Outcome(
+                        target,
+                        State.IN_DOUBT,
+                        key_used_at=target.key_used_at,
+                        reason="key_too_old",
+                    )
+                )
+        return [target for target in targets if now < target.key_until]
 
     def _obey(self, look: Look) -> None:
         if look.control is not Control.RUN:
@@ -204,7 +221,7 @@ class Pacer:
     async def _hand_out(self, permits: MemoryObjectSendStream[Permit]) -> None:
         """Give permits for all slots that have come; rows whose slot is past wait again."""
         now = time.monotonic()
-        due = sum(1 for slot_at, _ in islice(self._slots, 64) if slot_at <= now)
+        due = sum(1 for _ in takewhile(lambda slot: slot[0] <= now, self._slots))
         if due == 0:
             return
         await self._pace.leave(due)

@@ -18,7 +18,7 @@ from sender.pipeline.stop import Stop, StopReason
 from sender.ports import Due, Observer, Settled, StoreUnavailable, TargetStore
 
 _SWEEP_EVERY_S = 10.0
-_BUILD_EVERY_S = 10.0
+_BUILD_EVERY_S = 30.0
 _DUE_EVERY_S = 0.5
 _IDLE_S = 0.5
 _AWAY_S = 0.5

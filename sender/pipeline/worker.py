@@ -1,4 +1,4 @@
-"""Workers: one request for one permit, and the answer's consequences. Nothing here waits for a store.
+"""Workers: one request for one permit, and the answer's consequences. None waits for the store.
 
 Between the provider's answer and the outcome in the finisher's hands nothing is awaited.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from sender.breaker import is_provider_failure
-from sender.domain import AccountStopped, Answer, Refused, Target, Throttled
-from sender.events import BreakerClosed, BreakerOpened
+from sender.domain import AccountStopped, Answer, Refused, Target, Throttled, Unknown
+from sender.events import AttemptBroke, BreakerClosed, BreakerOpened
 from sender.pace import LOOK_VALID_S
 from sender.pipeline.finisher import Finisher
 from sender.pipeline.state import Permit, PipelineConfig, Traffic
 from sender.pipeline.stop import Stop, StopReason
-from sender.ports import Observer, Provider
+from sender.ports import Gate, Observer, Provider
 from sender.retry import Circumstances, decide, throttle_s
 
 
@@ -62,13 +62,23 @@ class Workers:
             return begun
 
         try:
-            answer = await self._provider.send(permit.target, gate)
+            answer = await self._ask(permit.target, gate)
         finally:
             traffic.in_flight -= begun
         if answer is None:
             self._give_back(permit.target)
         else:
             self._take(answer, permit)
+
+    async def _ask(self, target: Target, gate: Gate) -> Answer | None:
+        """Send; a provider that breaks on one row costs that row an attempt, not the run."""
+        try:
+            return await self._provider.send(target, gate)
+        except Exception as error:  # noqa: BLE001 - whatever one row's content provokes
+            self._observe(
+                AttemptBroke(self._config.campaign, target.member_id, type(error).__name__)
+            )
+            return Unknown(f"provider_broke_{type(error).__name__}")
 
     def _may_begin(self, permit: Permit) -> bool:
         """The gate, asked before the first byte: the look is young, lease and key are good."""
@@ -84,7 +94,7 @@ class Workers:
     def _take(self, answer: Answer, permit: Permit) -> None:
         now = time.monotonic()
         uncharged = permit.probe or self._traffic.breaker.is_open
-        circumstances = Circumstances(now=now, uncharged=uncharged, jitter=random.random())  # noqa: S311
+        circumstances = Circumstances(now=now, uncharged=uncharged, jitter=random.random())
         self._finisher.settle(decide(answer, permit.target, self._config.retry, circumstances))
         self._learn(answer, permit, now)
 
