@@ -8,8 +8,8 @@ Rules that hold for all of them:
   `clock_timestamp()` where a lease is written (the moment, not the start of a wait).
 - A limit is inside a materialised CTE: in a plain subselect it may be evaluated again for every
   outer row and take more than it says (PostgreSQL bug 15715).
-- Only the primary key and `campaign_targets_due` index `campaign_targets`; neither mentions a column
-  that a first attempt changes, so its finish is a heap-only update.
+- Only the primary key and `campaign_targets_due` index `campaign_targets`; neither mentions a
+  column that a first attempt changes, so its finish is a heap-only update.
 
 Ids travel as the text of an array (`{1,2,3}`) cast to `bigint[]`: one prepared plan whatever the
 size of the numbers.
@@ -26,8 +26,8 @@ CONTENT_HASH: Final[LiteralString] = (
     "sha256(convert_to(coalesce(t.email, '') || E'\\n' || coalesce(t.vars::text, ''), 'UTF8'))"
 )
 
-# The row's xmin as a 64-bit transaction id: the 32 bits it stores, in the newest epoch that is not in
-# the future.
+# The row's xmin as a 64-bit transaction id: the 32 bits it stores, in the newest epoch that is
+# not in the future.
 _NOW_XID: Final[LiteralString] = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 _XMIN: Final[LiteralString] = f"(({_NOW_XID} >> 32 << 32) + t.xmin::text::bigint)"
 ROW_XID: Final[LiteralString] = (
@@ -92,11 +92,12 @@ SELECT %(campaign)s,
 FROM ranges
 """
 
-# CLAIM A BATCH. Invariant: at most one live lease a batch, and it is a new fence each time. A batch
-# whose key may be too old, or that was lost too often, is not claimed (the sweep settles it). Rows
-# of a lost batch that changed since the claim that may have sent them are put in doubt here: the old
-# key must not carry a new body. `key_snapshot` is the snapshot the rows were read with, so "changed
-# since" is exact; rows that claim did not take (`claimed_ids`) were surely not sent by it.
+# CLAIM A BATCH. Invariant: at most one live lease a batch, and it is a new fence each time. A
+# batch whose key may be too old, or that was lost too often, is not claimed (the sweep settles
+# it). Rows of a lost batch that changed since the claim that may have sent them are put in doubt
+# here: the old key must not carry a new body. `key_snapshot` is the snapshot the rows were read
+# with, so "changed since" is exact; rows that claim did not take (`claimed_ids`) were surely not
+# sent by it.
 # Index: primary keys; `after` lets the scan start behind the batches that are done.
 CLAIM_BATCH: Final[LiteralString] = f"""
 WITH picked AS MATERIALIZED (
@@ -207,10 +208,10 @@ RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used
 """
 
 # LOOK AND RESERVE. Invariant: a row is named `fresh` or `again` only if at this statement's
-# snapshot it is open, not opted out, and still held under the caller's fence; slots are reserved for
-# just those rows, at most `ahead_s` in the future. The reservation moves one row, the account's
-# virtual clock; it commits asynchronously, because a clock lost in a crash of the server is behind the
-# present when the server is back.
+# snapshot it is open, not opted out, and still held under the caller's fence; slots are reserved
+# for just those rows, at most `ahead_s` in the future. The reservation moves one row, the
+# account's virtual clock; it commits asynchronously, because a clock lost in a crash of the
+# server is behind the present when the server is back.
 # Index: primary keys.
 LOOK: Final[LiteralString] = """
 WITH held AS MATERIALIZED (
@@ -380,8 +381,8 @@ SELECT ARRAY(SELECT claim_id FROM batches UNION SELECT claim_id FROM singles) AS
 """
 
 # SWEEP BATCHES that nobody holds and nobody may claim: keys too old, or a single row lost too
-# often. Only rows that a lost claim took are in doubt; others were surely never sent and a later build
-# covers them. Index: primary keys.
+# often. Only rows that a lost claim took are in doubt; others were surely never sent and a later
+# build covers them. Index: primary keys.
 SWEEP_BATCHES: Final[LiteralString] = f"""
 WITH stuck AS MATERIALIZED (
     SELECT batch_no, lo, hi, priority, key_used_at, claimed_ids,
