@@ -4,11 +4,15 @@ A package of somebody else offers a provider by an entry point of group `sender.
 names a callable with the keywords of `ProviderFactory`.
 """
 
+import sys
 from importlib.metadata import entry_points
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from sender.errors import SettingsError
 from sender.ports import Provider
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 GROUP = "sender.providers"
 
@@ -76,6 +80,9 @@ def provider_names() -> list[str]:
 
 def _factory(name: str) -> ProviderFactory:
     if name == "http":
+        # Wherever httpx finds click, rich and pygments it loads them for a command of its own (4 MB
+        # and a third of the start of a pod, for nothing); where this import fails it does without.
+        cast("dict[str, ModuleType | None]", sys.modules).setdefault("httpx._main", None)
         # Imported late: other providers need neither httpx nor aiohttp.
         from sender.providers.http import HttpProvider
 

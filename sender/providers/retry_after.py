@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_SECONDS = re.compile(r"-?\d{1,15}(\.\d{0,15})?", re.ASCII)
+_SECONDS = re.compile(r"-?\d+(\.\d*)?", re.ASCII)
 
 
 def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:

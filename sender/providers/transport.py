@@ -5,6 +5,7 @@ at every connection for every request and loses its places to cancellation; this
 Must never repeat a request of which a byte has left, and never judge an answer.
 """
 
+import errno
 import select
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, cast, final, override
 import aiohttp
 import httpx
 
+from sender.providers.resolver import DaemonResolver
+
 if TYPE_CHECKING:
     from socket import socket
+    from ssl import SSLContext
 
     from aiohttp.connector import Connection
 
@@ -70,27 +74,31 @@ _REASONS: Mapping[type[BaseException], str] = {
     aiohttp.ClientConnectorDNSError: "name_not_found",
     aiohttp.ClientConnectorCertificateError: "tls_refused",
     aiohttp.ClientConnectorSSLError: "tls_refused",
-    aiohttp.ServerFingerprintMismatch: "tls_refused",
-    aiohttp.ClientConnectorError: "connection_refused",
+    aiohttp.ClientConnectorError: "connect_failed",
     aiohttp.ClientPayloadError: "answer_cut",
     aiohttp.ClientResponseError: "answer_unreadable",
-    aiohttp.InvalidURL: "bad_url",
-    TimeoutError: "timeout",
     aiohttp.ClientConnectionError: "connection_cut",
     aiohttp.ClientError: "answer_unreadable",
     OSError: "connection_cut",
 }
+_CONNECT_REASONS = {
+    errno.ECONNREFUSED: "connection_refused",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.EMFILE: "too_many_files",
+}
 
 
-def _reason(error: BaseException) -> str:
-    """The table's text for an exception of aiohttp."""
-    return next(
-        (text for known, text in _REASONS.items() if isinstance(error, known)), "answer_unreadable"
-    )
+def _reason(error: Exception) -> str:
+    """The tables' text for an exception of aiohttp."""
+    if type(error) is aiohttp.ClientConnectorError:
+        return _CONNECT_REASONS.get(error.errno or 0, "connect_failed")
+    known = (text for kind, text in _REASONS.items() if isinstance(error, kind))
+    return next(known, "answer_unreadable")
 
 
 @final
-class _Request(aiohttp.ClientRequest):
+class GatedRequest(aiohttp.ClientRequest):
     """A request that asks once more before it leaves.
 
     A trace callback of aiohttp could ask as well, but one that raises leaks the connection it was
@@ -112,14 +120,16 @@ def _unusable(conn: "Connection") -> bool:
     """Whether the peer has closed this connection or sent bytes that nobody asked for.
 
     Both are answers to nothing; sending on would lose the request or, worse, take the stray bytes
-    for its answer. One poll of one descriptor; what the loop has read already is in the protocol.
+    for its answer. One poll of one descriptor tells what the loop has not read yet; under TLS it
+    tells nothing, whose own messages arrive at any time.
     """
     protocol = conn.protocol
-    if protocol is None or protocol.should_close or protocol.transport is None:
+    if protocol is None or protocol.transport is None or protocol.should_close:
         return True
-    sock = cast("socket | None", protocol.transport.get_extra_info("socket"))
-    if sock is None:
+    transport = protocol.transport
+    if transport.get_extra_info("sslcontext") is not None:
         return False
+    sock = cast("socket", transport.get_extra_info("socket"))
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))
@@ -133,16 +143,18 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     moved when `Begin` is asked. The body of a request must be bytes (`httpx.ByteStream`).
     """
 
-    def __init__(self, *, limit: int, keepalive_s: float) -> None:
+    def __init__(self, *, limit: int, keepalive_s: float, tls: "SSLContext | None" = None) -> None:
         """Set up; the session is made at the first request, inside the running loop.
 
         Args:
             limit: connections at most; a request waits when all are taken.
             keepalive_s: how long an idle connection is kept; shorter than the server's own, or
                 every request after a pause meets a connection that is just being closed.
+            tls: whom to trust; by default whom the system trusts (SSL_CERT_FILE adds to it).
         """
         self._limit = limit
         self._keepalive_s = keepalive_s
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     @override
@@ -166,7 +178,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             except Exception as error:
                 if begun:
                     raise AnswerFault(_reason(error)) from error
-                if isinstance(error, aiohttp.ClientError | OSError | ValueError):
+                if isinstance(error, aiohttp.ClientError | OSError):
                     raise ConnectFault(_reason(error)) from error
                 raise
             return httpx.Response(
@@ -181,14 +193,19 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             request.method,
             str(request.url),
             headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers.raw],
-            data=request.content,
+            data=await request.aread(),
             allow_redirects=False,
         )
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=self._keepalive_s),
-            request_class=_Request,
+            connector=aiohttp.TCPConnector(
+                limit=self._limit,
+                keepalive_timeout=self._keepalive_s,
+                resolver=DaemonResolver(),
+                ssl=self._tls or True,
+            ),
+            request_class=GatedRequest,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(),
             auto_decompress=False,
@@ -203,17 +220,22 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
 
 @final
-class _Body(httpx.AsyncByteStream):
+class _Body(httpx.AsyncByteStream, AsyncIterator[bytes]):
     """The body of an answer as it comes. Left early, it takes its connection with it."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
 
     @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        content = self._answer.content
+        if content.at_eof():
+            raise StopAsyncIteration
         try:
-            async for chunk in self._answer.content.iter_any():
-                yield chunk
+            return await content.readany()
         except Exception as error:
             raise AnswerFault(_reason(error)) from error
 
