@@ -16,6 +16,9 @@ _FAILURES_IN_A_ROW: Final = 10
 _PROBE_EVERY_S: Final = 10.0
 _RAMP_S: Final = 4.0
 _RAMP_FROM: Final = 0.1
+_REFUSED_TO_STOP: Final = 100
+_SUSPICION_FROM: Final = 20
+_SUSPECTED_AT_MOST: Final = 200
 
 
 def is_provider_failure(answer: Answer) -> bool:
@@ -105,4 +108,14 @@ class RefusalWatch:
             self._refused -= 1
         self._recent.append(refused)
         self._refused += refused
-        return self._refused >= 100
+        return self._refused >= _REFUSED_TO_STOP
+
+    def allowance(self, in_flight: int) -> int | None:
+        """How many more requests may begin while most answers are refusals; None if they are not.
+
+        What is in flight when the stop comes is refused too, so a suspicion holds new requests back
+        until it is settled either way.
+        """
+        if len(self._recent) < _SUSPICION_FROM or 2 * self._refused < len(self._recent):
+            return None
+        return max(0, _SUSPECTED_AT_MOST - self._refused - in_flight)

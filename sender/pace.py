@@ -39,7 +39,6 @@ class Pace:
         burst = max(1, round(limit_per_s * _BURST_S))
         # The slots bound the average; this bounds what may leave together after a stall.
         self._limiter = AsyncLimiter(burst, burst / (limit_per_s * _HEADROOM))
-        self._burst = burst
 
     @property
     def spacing_s(self) -> float:
@@ -55,9 +54,6 @@ class Pace:
         """Whether a slot is past and must not be used any more."""
         return now - slot_at > _LATE_S
 
-    async def leave(self, permits: int) -> None:
-        """Wait until `permits` requests may leave together."""
-        while permits > 0:
-            together = min(permits, self._burst)
-            await self._limiter.acquire(together)
-            permits -= together
+    async def leave(self) -> None:
+        """Wait until one more request may leave."""
+        await self._limiter.acquire()

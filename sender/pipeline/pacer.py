@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import takewhile
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -103,7 +102,10 @@ class Pacer:
 
     def _free(self) -> int:
         """Requests that may still be begun beside those out or slotted."""
-        return self._config.concurrency - self._traffic.permits_out - len(self._slots)
+        out = self._traffic.permits_out + len(self._slots)
+        free = self._config.concurrency - out
+        allowance = self._traffic.refusals.allowance(out)
+        return free if allowance is None else min(free, allowance)
 
     async def _fill(self, queue: MemoryObjectReceiveStream[Target]) -> None:
         """Have rows waiting, up to a chunk; waits a little for the first."""
@@ -219,26 +221,29 @@ class Pacer:
                 await self._hand_out(permits)
 
     async def _hand_out(self, permits: MemoryObjectSendStream[Permit]) -> None:
-        """Give permits for all slots that have come; rows whose slot is past wait again."""
-        now = time.monotonic()
-        due = sum(1 for _ in takewhile(lambda slot: slot[0] <= now, self._slots))
-        if due == 0:
-            return
-        await self._pace.leave(due)
-        if self._stop.is_set:
-            return
-        now = time.monotonic()
+        """Give permits for the slots that have come; rows whose slot is past wait again.
+
+        Past slots are dropped before the burst is waited for: waiting for what must be dropped
+        anyway would make the next slots late as well, for ever.
+        """
         missed: list[Target] = []
-        for _ in range(min(due, len(self._slots))):
+        while self._slots and self._slots[0][0] <= time.monotonic():
             slot_at, permit = self._slots.popleft()
-            if self._pace.is_missed(slot_at, now) or now - permit.looked_at >= LOOK_VALID_S:
+            if not self._is_missed(slot_at, permit):
+                await self._pace.leave()
+            if self._is_missed(slot_at, permit):
                 missed.append(permit.target)
-                continue
-            self._traffic.permits_out += 1
-            self._more_workers()
-            permits.send_nowait(permit)
+            else:
+                self._traffic.permits_out += 1
+                self._more_workers()
+                permits.send_nowait(permit)
         for target in reversed(missed):
             self.give_back(target)
+
+    def _is_missed(self, slot_at: float, permit: Permit) -> bool:
+        now = time.monotonic()
+        old = now - permit.looked_at >= LOOK_VALID_S
+        return old or self._pace.is_missed(slot_at, now) or self._stop.is_set
 
     def _unslot(self) -> None:
         """Put slotted rows back in front of the waiting ones."""
