@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sender.errors import SenderError, SettingsError
 
 if TYPE_CHECKING:
-    from sender.settings import CampaignSettings
+    from sender.run import Watch
+    from sender.settings import CampaignSettings, RunSettings
     from sender.status import Failure
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -31,10 +32,23 @@ def run() -> int:
     from sender.telemetry.logs import configure_logging
 
     settings = load_run()
-    configure_logging(settings.log_format, secrets=settings.secrets)
-    for line in settings.unknown:
-        structlog.get_logger().warning("setting_unknown", reason=line)
-    return program.main(settings)
+    with _watcher(settings) as watch:
+        configure_logging(settings.log_format, secrets=settings.secrets)
+        for line in settings.unknown:
+            structlog.get_logger().warning("setting_unknown", reason=line)
+        return program.main(settings, watch)
+
+
+@contextmanager
+def _watcher(settings: "RunSettings") -> Generator["Watch | None"]:
+    """A progress bar for people at a terminal, nothing otherwise."""
+    if settings.log_format != "console" or not sys.stdout.isatty():
+        yield None
+        return
+    from sender.telemetry.progress import ProgressBar
+
+    with ProgressBar(settings.campaign_id) as bar:
+        yield bar.watch
 
 
 def migrate(*, plan_only: bool) -> None:

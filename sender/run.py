@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import anyio
 import stamina.instrumentation
@@ -23,7 +23,7 @@ from sender.errors import CampaignError, DatabaseUnavailable, SenderError
 from sender.events import RunEnded, RunStarted
 from sender.pace import AHEAD_S, Pace
 from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason, Traffic
-from sender.ports import Observer, Provider, StoreUnavailable
+from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
 from sender.providers import open_provider
 from sender.retry import RetryPolicy
 from sender.schema import check_schema
@@ -37,9 +37,11 @@ _LAST_WORDS_S: Final = 1.0
 _LAST_COUNT_S: Final = 10.0
 _SPARE_FILES: Final = 64
 
+type Watch = Callable[[TargetStore, Traffic], Coroutine[Any, Any, None]]
 
-def main(settings: RunSettings) -> int:
-    """Run the campaign to an end; returns the process's exit code.
+
+def main(settings: RunSettings, watch: Watch | None = None) -> int:
+    """Run the campaign to an end; returns the process's exit code. `watch` looks on, to draw.
 
     Raises:
         ConfigurationError: schema or campaign are wrong (exit code 78).
@@ -48,12 +50,12 @@ def main(settings: RunSettings) -> int:
     stamina.instrumentation.set_on_retry_hooks([])
     _raise_file_limit(settings.send_concurrency)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(settings, LogObserver()))
+        return runner.run(run(settings, LogObserver(), watch))
 
 
-async def run(settings: RunSettings, observer: Observer) -> int:
+async def run(settings: RunSettings, observer: Observer, watch: Watch | None = None) -> int:
     """Run the campaign under signals and deadline; see `main`."""
-    begun = _Begun(settings, observer, Stop(), time.monotonic())
+    begun = _Begun(settings, observer, Stop(), time.monotonic(), watch)
     _watch_signals(begun.stop)
     observer(
         RunStarted(
@@ -80,7 +82,7 @@ async def _run(begun: "_Begun") -> int:
         stack.push_async_callback(provider.aclose)
         pipeline = Pipeline(store, provider, begun.observer, pipeline_config(settings), stop)
         _settle_memory()
-        await _work(pipeline, begun)
+        await _work(pipeline, store, begun)
         return begun.decide_end(await _last_count(store), pipeline.traffic)
 
 
@@ -92,6 +94,7 @@ class _Begun:
     observer: Observer
     stop: Stop
     at: float
+    watch: Watch | None
 
     def decide_end(self, counts: Counts | None, traffic: Traffic | None) -> int:
         """End by the contract's order of exit codes."""
@@ -230,13 +233,15 @@ def _watch_signals(stop: Stop) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _work(pipeline: Pipeline, begun: _Begun) -> None:
+async def _work(pipeline: Pipeline, store: TargetStore, begun: _Begun) -> None:
     """Run the pipeline under deadline and grace; of several errors the first is raised."""
     stop, settings = begun.stop, begun.settings
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(_keep_deadline, stop, begun.at + settings.deadline_s)
             group.start_soon(_keep_grace, stop, settings.shutdown_grace_s)
+            if begun.watch:
+                group.start_soon(begun.watch, store, pipeline.traffic)
             await pipeline.run()
             group.cancel_scope.cancel()
     except* Exception as errors:  # noqa: BLE001 - every error, as its own
