@@ -87,7 +87,9 @@ class Fault:
         """
         if self.status == NO_ANSWER:
             return Answer(NO_ANSWER, b"", b"", self.ending, delay_s)
-        if self.name == "big":
+        if self.status == HTTPStatus.NO_CONTENT:
+            body = b""
+        elif self.name == "big":
             body = _big()
         elif self.body is not None:
             body = self.body
