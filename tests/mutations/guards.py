@@ -1,0 +1,249 @@
+"""The table of guards: where each stands, how it is taken out, and which tests must turn red."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A guard removed.
+
+    Attributes:
+        guard: its name.
+        file: where it stands, below the project's top level.
+        old: the text that is the guard.
+        new: what it becomes.
+        red: the tests of `test_guards.py` that fail without it, all of them and no other
+        may: but for these, which it may take along, with the reason beside them.
+        after: where to begin to look for `old`; the file's begin if empty.
+        places: how many of `old` are meant, counted from there: the arms of one statement.
+    """
+
+    guard: str
+    file: str
+    old: str
+    new: str
+    red: frozenset[str]
+    after: str = ""
+    places: int = 1
+    may: frozenset[str] = frozenset()
+
+
+def _guard(
+    guard: str,
+    file: str,
+    old: str,
+    new: str,
+    *red: str,
+    after: str = "",
+    places: int = 1,
+    may: frozenset[str] = frozenset(),
+) -> Mutation:
+    return Mutation(guard, f"sender/{file}", old, new, frozenset(red), after, places, may)
+
+
+_BATCH, _DUE, _LOOK = "CLAIM_BATCH: Final", "CLAIM_DUE: Final", "LOOK: Final"
+_FINISH, _EXTEND = "FINISH: Final", "EXTEND: Final"
+
+GUARDS = [
+    _guard(
+        "SKIP LOCKED, batches",
+        "queries.py",
+        "FOR NO KEY UPDATE SKIP LOCKED",
+        "FOR NO KEY UPDATE",
+        "test_a_batch_claim_waits_for_nobody",
+        after=_BATCH,
+    ),
+    _guard(
+        "SKIP LOCKED, due rows",
+        "queries.py",
+        "FOR NO KEY UPDATE SKIP LOCKED",
+        "FOR NO KEY UPDATE",
+        "test_a_claim_of_due_rows_waits_for_nobody",
+        after=_DUE,
+    ),
+    _guard(
+        "lease predicate",
+        "queries.py",
+        "AND (lease_until IS NULL OR lease_until < statement_timestamp())",
+        "",
+        "test_a_leased_batch_is_not_claimed",
+        after=_BATCH,
+        # A pipeline then takes its own batches from itself, if it claims again soon enough.
+        may=frozenset(
+            {
+                "test_a_slot_that_was_missed_is_not_used",
+                "test_every_attempt_of_a_member_carries_the_same_key_and_body",
+                "test_nothing_comes_between_an_answer_and_its_outcome",
+            }
+        ),
+    ),
+    _guard(
+        "sent_at IS NULL in the claim",
+        "queries.py",
+        "AND x.sent_at IS NULL",
+        "",
+        "test_a_row_with_sent_at_is_not_claimed",
+        after=_BATCH,
+    ),
+    _guard(
+        "opt-out at the claim",
+        "queries.py",
+        "AND x.opted_out_at IS NULL",
+        "",
+        "test_a_row_opted_out_is_not_claimed",
+        after=_BATCH,
+    ),
+    _guard(
+        "opt-out at the claim of due rows",
+        "queries.py",
+        "AND t.opted_out_at IS NULL",
+        "",
+        "test_a_due_row_opted_out_is_not_claimed",
+        after=_DUE,
+    ),
+    _guard(
+        "window check at the claim",
+        "queries.py",
+        "OR key_used_at > statement_timestamp()",
+        "OR true OR key_used_at > statement_timestamp()",
+        "test_a_batch_whose_keys_are_too_old_is_not_claimed",
+        after=_BATCH,
+    ),
+    _guard(
+        "window check at the claim of due rows",
+        "queries.py",
+        "OR t.key_used_at > statement_timestamp()",
+        "OR true OR t.key_used_at > statement_timestamp()",
+        "test_a_due_row_whose_key_is_too_old_is_not_claimed",
+        after=_DUE,
+    ),
+    _guard(
+        "window check at the look",
+        "pipeline/pacer.py",
+        "targets = self._without_old_keys(taken)",
+        "targets = taken",
+        "test_no_request_begins_under_a_key_that_grew_too_old_in_the_queue",
+    ),
+    _guard(
+        "fence on finish of a batch",
+        "queries.py",
+        "AND b.claim_id = f.claim_id",
+        "",
+        "test_a_late_finish_of_a_lost_batch_writes_nothing",
+        after=_FINISH,
+    ),
+    _guard(
+        "fence on finish of a row",
+        "queries.py",
+        "AND t.claim_id = o.claim_id",
+        "",
+        "test_a_late_finish_of_a_lost_row_writes_nothing",
+        after=_FINISH,
+    ),
+    _guard(
+        "fence on extend",
+        "queries.py",
+        "AND b.claim_id = ANY (%(claim_ids)s::uuid[])",
+        "",
+        "test_a_lost_batch_is_not_extended",
+        after=_EXTEND,
+    ),
+    _guard(
+        "opt-out at the look",
+        "queries.py",
+        "AND t.sent_at IS NULL AND t.opted_out_at IS NULL",
+        "AND t.sent_at IS NULL",
+        "test_the_look_sees_an_opt_out",
+        after=_LOOK,
+        places=2,
+    ),
+    _guard(
+        "key stable over attempts",
+        "domain.py",
+        'return f"{campaign_id}:{member_id}"',
+        'import time; return f"{campaign_id}:{member_id}:{time.monotonic()}"',
+        "test_every_attempt_of_a_member_carries_the_same_key_and_body",
+    ),
+    _guard(
+        "body stable over attempts",
+        "providers/http.py",
+        "variables = _object_text(target.variables)",
+        'variables = _object_text(target.variables).replace(" ", " " * (target.attempts + 2))',
+        "test_every_attempt_of_a_member_carries_the_same_key_and_body",
+        "test_the_body_is_the_same_to_the_byte_in_every_version",
+    ),
+    _guard(
+        "restore on release of a batch",
+        "queries.py",
+        "WHEN 'release' THEN f.found END",
+        "WHEN 'release' THEN b.key_used_at END",
+        "test_a_release_leaves_attempts_and_keys_as_they_were_found",
+        after=_FINISH,
+    ),
+    _guard(
+        "uncharged release",
+        "queries.py",
+        "attempts = t.attempts + o.charged",
+        "attempts = t.attempts + 1",
+        "test_a_release_leaves_attempts_and_keys_as_they_were_found",
+        after=_FINISH,
+    ),
+    _guard(
+        "uncharged 429",
+        "retry.py",
+        "target, State.PENDING, delay_s=delay_s, key_used_at=target.key_used_at, reason=reason",
+        "target, State.PENDING, charged=True, delay_s=delay_s, reason=reason",
+        "test_a_429_costs_no_attempt",
+    ),
+    _guard(
+        "uncharged while the breaker is open",
+        "retry.py",
+        "charged = not circumstances.uncharged",
+        "charged = True",
+        "test_a_failing_provider_costs_no_attempt_while_the_breaker_is_open",
+    ),
+    _guard(
+        "breaker counts provider failures only",
+        "breaker.py",
+        "return isinstance(answer, Unavailable | Unknown | NotSent)",
+        'return type(answer).__name__ != "Accepted"',
+        "test_refusals_and_throttling_do_not_open_the_breaker",
+    ),
+    _guard(
+        "mass-refusal stop",
+        "breaker.py",
+        "return self._refused >= _REFUSED_TO_STOP",
+        "return False",
+        "test_the_run_stops_when_all_is_refused",
+    ),
+    _guard(
+        "shared pace",
+        "queries.py",
+        "ELSE greatest(a.next_free_at, clock_timestamp()) END",
+        "ELSE clock_timestamp() END",
+        "test_two_processes_share_one_pace",
+        after=_LOOK,
+    ),
+    _guard(
+        "expired permits",
+        "pace.py",
+        "return now - slot_at > _LATE_S",
+        "return False",
+        "test_a_slot_that_was_missed_is_not_used",
+    ),
+    _guard(
+        "hand-over without waiting",
+        "pipeline/worker.py",
+        "            self._take(answer, permit)",
+        "            await __import__('anyio').sleep(0.05)\n            self._take(answer, permit)",
+        "test_nothing_comes_between_an_answer_and_its_outcome",
+    ),
+    _guard(
+        "lock order",
+        "queries.py",
+        "ORDER BY t.member_id",
+        "ORDER BY t.member_id DESC",
+        "test_a_finish_locks_rows_in_the_order_of_their_ids",
+        after=_FINISH,
+    ),
+]

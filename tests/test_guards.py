@@ -1,0 +1,370 @@
+"""One test for each guard that keeps a promise. `tests/mutations` removes the guards in turn.
+
+Each test is about one guard and red without it; everything else about it may be tested elsewhere.
+"""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+from conftest import add_targets
+from ledger import CAMPAIGN, claim, due, expire, finish, ids, settle, states
+from ledger import stores as stores
+from psycopg import AsyncConnection
+from psycopg.errors import LockNotAvailable
+
+from sender.breaker import Breaker, RefusalWatch, is_provider_failure
+from sender.dev.fake_options import FakeOptions
+from sender.dev.fake_provider import FakeProvider
+from sender.domain import (
+    Accepted,
+    Answer,
+    Counts,
+    Fate,
+    Lease,
+    Refused,
+    State,
+    Target,
+    Throttled,
+    Unavailable,
+)
+from sender.pipeline import Pipeline, PipelineConfig, Stop
+from sender.ports import Gate
+from sender.providers.http import HttpProvider, request_body
+from sender.retry import Circumstances, RetryPolicy, decide
+
+POLICY = RetryPolicy(max_attempts=3, base_s=0.01, cap_s=0.02, usable_s=3600.0)
+NOW = Circumstances(now=0.0, uncharged=False, jitter=0.0)
+SIZES = PipelineConfig(
+    campaign=CAMPAIGN, limit_per_s=500.0, concurrency=50, lease_s=30.0, retry=POLICY
+)
+
+
+def a_target(**values: object) -> Target:
+    lease = Lease(uuid4(), 1, datetime.now(UTC), 0.0, 1e9)
+    known = {
+        "member_id": 7,
+        "email": "seven@example.com",
+        "variables": None,
+        "attempts": 0,
+        "unknowns": 0,
+        "key_used_at": None,
+        "key_until": float("inf"),
+        "lease": lease,
+    }
+    return Target(**{**known, **values})
+
+
+class Answers:
+    """A provider that answers each request at once with the next answer; asks the gate first."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers, self.asked = list(answers), []
+        self.before = self.after = lambda: None
+
+    async def send(self, target: Target, gate: Gate) -> Answer | None:
+        self.before()
+        if not gate():
+            return None
+        self.asked.append(target.member_id)
+        self.after()
+        return self.answers.pop(0) if self.answers else Accepted()
+
+    async def aclose(self) -> None:
+        pass
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+async def test_a_batch_claim_waits_for_nobody(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 20)
+    store = await stores.open()
+    await store.build()
+    async with await AsyncConnection.connect(dsn) as other, asyncio.timeout(5):
+        await other.execute("SELECT FROM campaign_batches WHERE batch_no = 1 FOR UPDATE")
+        assert ids(await claim(store)) == list(range(11, 21))
+
+
+async def test_a_claim_of_due_rows_waits_for_nobody(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 2, not_before="2020-01-01")
+    store = await stores.open()
+    async with await AsyncConnection.connect(dsn) as other, asyncio.timeout(5):
+        await other.execute("SELECT FROM campaign_targets WHERE member_id = 1 FOR UPDATE")
+        assert ids(await due(store)) == [2]
+
+
+async def test_a_leased_batch_is_not_claimed(conn, stores):
+    await add_targets(conn, CAMPAIGN, 5)
+    store, other = await stores.open(), await stores.open()
+    await store.build()
+    await claim(store)
+    assert (await other.claim_batch())[0] is None
+
+
+async def test_a_row_with_sent_at_is_not_claimed(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2)
+    store = await stores.open()
+    await store.build()
+    await conn.execute("UPDATE campaign_targets SET sent_at = now() WHERE member_id = 1")
+    assert ids(await claim(store)) == [2]
+
+
+async def test_a_row_opted_out_is_not_claimed(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2)
+    store = await stores.open()
+    await store.build()
+    await conn.execute("UPDATE campaign_targets SET opted_out_at = now() WHERE member_id = 1")
+    assert ids(await claim(store)) == [2]
+
+
+async def test_a_due_row_opted_out_is_not_claimed(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2, not_before="2020-01-01")
+    store = await stores.open()
+    await conn.execute("UPDATE campaign_targets SET opted_out_at = now() WHERE member_id = 1")
+    assert ids(await due(store)) == [2]
+
+
+async def test_a_batch_whose_keys_are_too_old_is_not_claimed(conn, stores):
+    await add_targets(conn, CAMPAIGN, 5)
+    store = await stores.open()
+    await store.build()
+    await claim(store)
+    await expire(conn)
+    await conn.execute("UPDATE campaign_batches SET key_used_at = now() - interval '2 h'")
+    assert (await store.claim_batch())[0] is None
+
+
+async def test_a_due_row_whose_key_is_too_old_is_not_claimed(conn, stores):
+    old = datetime.now(UTC).replace(year=2020)
+    await add_targets(conn, CAMPAIGN, 1, not_before="2020-01-01", key_used_at=old)
+    store = await stores.open()
+    assert (await store.claim_due())[0] is None
+
+
+# --- fences ---------------------------------------------------------------------------------------
+
+
+async def test_a_late_finish_of_a_lost_batch_writes_nothing(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2)
+    zombie, other = await stores.open(), await stores.open()
+    await zombie.build()
+    lost = await claim(zombie)
+    await expire(conn)
+    await claim(other)
+    assert await finish(zombie, *(settle(t) for t in lost.targets)) == []
+    assert await states(conn) == {1: "pending", 2: "pending"}
+
+
+async def test_a_late_finish_of_a_lost_row_writes_nothing(conn, stores):
+    await add_targets(conn, CAMPAIGN, 1, not_before="2020-01-01")
+    zombie, other = await stores.open(), await stores.open()
+    lost = await due(zombie)
+    await expire(conn)
+    await due(other)
+    assert await finish(zombie, settle(lost.targets[0])) == []
+    assert await states(conn) == {1: "sending"}
+
+
+async def test_a_lost_batch_is_not_extended(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2)
+    zombie, other = await stores.open(), await stores.open()
+    await zombie.build()
+    lost = await claim(zombie)
+    await expire(conn)
+    await claim(other)
+    assert await zombie.extend([lost], []) == frozenset()
+
+
+# --- the look -------------------------------------------------------------------------------------
+
+
+async def test_the_look_sees_an_opt_out(conn, stores):
+    await add_targets(conn, CAMPAIGN, 1)
+    await add_targets(conn, CAMPAIGN, 1, first=100, not_before="2020-01-01")
+    store = await stores.open()
+    await store.build()
+    targets = [*(await claim(store)).targets, *(await due(store)).targets]
+    assert {t.member_id for t in (await store.look(targets)).ready} == {1, 100}
+    await conn.execute("UPDATE campaign_targets SET opted_out_at = now()")
+    assert not (await store.look(targets)).ready
+
+
+async def test_no_request_begins_under_a_key_that_grew_too_old_in_the_queue(conn, stores):
+    await add_targets(conn, CAMPAIGN, 3)
+    store = await stores.open()
+    await store.build()
+    await claim(store)
+    await expire(conn)
+    provider, stop = Answers(), Stop()
+    claim_batch = store.claim_batch
+
+    async def claimed_just_in_time():
+        lease, changed = await claim_batch()
+        for target in lease.targets if lease else []:
+            target.key_until = time.monotonic() - 1
+        return lease, changed
+
+    store.claim_batch = claimed_just_in_time
+    async with asyncio.timeout(20):
+        await Pipeline(store, provider, lambda _: None, SIZES, stop).run()
+    assert provider.asked == []
+    assert await store.counts() == Counts(in_doubt=3)
+
+
+# --- keys and bodies ------------------------------------------------------------------------------
+
+
+async def test_every_attempt_of_a_member_carries_the_same_key_and_body(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 5, vars=lambda m: f'{{"name": "m{m}"}}')
+    store = await stores.open()
+    async with FakeProvider(FakeOptions(accept_then_cut=1.0)) as fake, asyncio.timeout(20):
+        provider = HttpProvider(
+            url=fake.url,
+            api_key=None,
+            campaign_id=CAMPAIGN,
+            connect_timeout_s=2,
+            read_timeout_s=5,
+            concurrency=10,
+        )
+        await Pipeline(store, provider, lambda _: None, SIZES, Stop()).run()
+        await provider.aclose()
+        stats = fake.stats()
+        assert set(fake.deliveries(CAMPAIGN).values()) == {1}
+        assert (stats["repeats_absorbed"], stats["body_mismatch"]) == (5, 0)
+
+
+def test_the_body_is_the_same_to_the_byte_in_every_version():
+    body = request_body(a_target(variables='{"b": 1.10, "a": "é"}'), "spring")
+    assert (
+        body
+        == (
+            '{"to":"seven@example.com","member_id":7,"template":"spring",'
+            '"vars":{"b": 1.10, "a": "é"}}'
+        ).encode()
+    )
+
+
+# --- charging and releasing -----------------------------------------------------------------------
+
+
+def test_a_429_costs_no_attempt():
+    outcome = decide(Throttled("http_429", 1.0), a_target(attempts=2), POLICY, NOW)
+    assert (outcome.state, outcome.charged) == (State.PENDING, False)
+
+
+def test_a_failing_provider_costs_no_attempt_while_the_breaker_is_open():
+    target = a_target(attempts=2)
+    is_open = Circumstances(now=0.0, uncharged=True, jitter=0.0)
+    assert decide(Unavailable("http_503"), target, POLICY, NOW).state is State.FAILED
+    assert decide(Unavailable("http_503"), target, POLICY, is_open).state is State.PENDING
+
+
+async def test_a_release_leaves_attempts_and_keys_as_they_were_found(conn, stores):
+    await add_targets(conn, CAMPAIGN, 2)
+    await add_targets(conn, CAMPAIGN, 1, first=100, not_before="2020-01-01", attempts=1)
+    store = await stores.open()
+    await store.build()
+    batch, single = await claim(store), await due(store)
+    handed_back = settle(single.targets[0], State.PENDING)
+    await store.finish([handed_back], {batch: Fate.RELEASE, single: Fate.DONE})
+    cursor = await conn.execute("SELECT key_used_at, claimed_ids FROM campaign_batches")
+    assert await cursor.fetchall() == [(None, None)]
+    cursor = await conn.execute(
+        "SELECT attempts, key_used_at, content_hash FROM campaign_targets WHERE member_id = 100"
+    )
+    assert await cursor.fetchall() == [(1, None, None)]
+
+
+def test_refusals_and_throttling_do_not_open_the_breaker():
+    breaker = Breaker()
+    for answer in [Refused("http_422"), Throttled("http_429")] * 100:
+        breaker.record(failed=is_provider_failure(answer), now=0.0)
+    assert not breaker.is_open
+
+
+def test_the_run_stops_when_all_is_refused():
+    watch = RefusalWatch()
+    assert sum(not watch.record(refused=True) for _ in range(200)) == 99
+
+
+# --- pace -----------------------------------------------------------------------------------------
+
+
+async def test_two_processes_share_one_pace(conn, stores):
+    await add_targets(conn, CAMPAIGN, 20)
+    one, two = await stores.open(rate_per_s=10.0), await stores.open(rate_per_s=10.0)
+    await one.build()
+    mine, others = await claim(one), await claim(two)
+    first = await one.look(mine.targets[:2])
+    second = await two.look(others.targets[:2])
+    # Two slots of a tenth of a second are taken; the other process's begin after them.
+    assert second.starts_at - first.starts_at > 0.15
+
+
+@pytest.mark.slow
+async def test_a_slot_that_was_missed_is_not_used(conn, stores):
+    """After a stall its rows are looked at again and get new slots."""
+    await add_targets(conn, CAMPAIGN, 400)
+    store = await stores.open(batch_size=100)
+    provider, slots, late = Answers(), {}, []
+    look = store.look
+
+    async def noted_look(targets):
+        seen = await look(targets)
+        ready = [t.member_id for t in targets if t in seen.ready]
+        slots.update({m: (seen.starts_at or 0.0) + i / 500 for i, m in enumerate(ready)})
+        return seen
+
+    def begun() -> None:
+        late.append(time.monotonic() - slots[provider.asked[-1]])
+
+    store.look, provider.after = noted_look, begun
+    loop = asyncio.get_running_loop()
+    for at in (0.3, 0.6):
+        loop.call_later(at, time.sleep, 0.15)
+    async with asyncio.timeout(20):
+        await Pipeline(store, provider, lambda _: None, SIZES, Stop()).run()
+    assert len(late) == 400
+    # A stall may catch the few permits that were just given; the other 75 slots were lost.
+    assert sum(s > 0.06 for s in late) <= 20
+
+
+# --- record ---------------------------------------------------------------------------------------
+
+
+async def test_nothing_comes_between_an_answer_and_its_outcome(conn, stores):
+    """The run is ended by force in the very moment the answer is there: it is still recorded."""
+    await add_targets(conn, CAMPAIGN, 1)
+    store = await stores.open()
+    provider, stop = Answers(), Stop()
+    provider.after = stop.stop_working
+    async with asyncio.timeout(20):
+        await Pipeline(store, provider, lambda _: None, SIZES, stop).run()
+    assert await states(conn) == {1: "sent"}
+
+
+async def test_a_finish_locks_rows_in_the_order_of_their_ids(dsn, conn, stores):
+    """Who locks in the same order, as the application does, never deadlocks with a finish."""
+    await add_targets(conn, CAMPAIGN, 3)
+    store = await stores.open()
+    await store.build()
+    lease = await claim(store)
+    async with await AsyncConnection.connect(dsn) as application:
+        await application.execute("SELECT FROM campaign_targets WHERE member_id = 1 FOR UPDATE")
+        late = asyncio.ensure_future(finish(store, *(settle(t) for t in reversed(lease.targets))))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        async with asyncio.timeout(10):
+            while (await (await conn.execute(waiting)).fetchone())[0] == 0:
+                await asyncio.sleep(0.01)
+        try:
+            await application.execute(
+                "SELECT FROM campaign_targets WHERE member_id = 3 FOR UPDATE NOWAIT"
+            )
+        except LockNotAvailable:
+            pytest.fail("the finish held row 3 while it waited for row 1")
+        finally:
+            await application.rollback()
+            await late
