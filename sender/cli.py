@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sender import commands
+from sender import cli_actions, commands
 from sender.exits import ending
 from sender.help_text import EXIT_CODES, environment_table
 
@@ -76,7 +76,8 @@ def program(
     whenever you must: whoever starts next goes on, and nobody gets the mail two times.
 
     New here? Try `sender demo`: it needs no database, no provider and no settings. For real:
-    migrate, check, run, and look with status and failures. The commands stand in that order.
+    migrate, check, run, and look with status and failures. The commands stand in that order; those
+    after them stop a campaign and settle what a run could not.
     """
 
 
@@ -151,6 +152,9 @@ def failures(
     form = "csv" if as_csv else "json" if as_json else "text"
     states = state.split(",")
     raise typer.Exit(ending(lambda: commands.failures(states=states, form=form, limit=limit)))
+
+
+cli_actions.add_to(app)
 
 
 @app.command("fake-provider")

@@ -4,23 +4,19 @@ Each imports what it needs when it runs: `sender --help` is quick and a pod's `s
 """
 
 import asyncio
-import csv
 import json
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sender.errors import SenderError, SettingsError
 
 if TYPE_CHECKING:
     from sender.run import Watch
-    from sender.settings import CampaignSettings, RunSettings
-    from sender.status import Failure
-
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+    from sender.settings import RunSettings
 
 
 def run() -> int:
@@ -58,7 +54,7 @@ def migrate(*, plan_only: bool) -> None:
 
     settings = load_database()
     dsn = settings.db_dsn.get_secret_value()
-    _warn(settings.unknown)
+    warn(settings.unknown)
     if plan_only:
         print(program.plan(dsn) or "-- nothing to do: the schema is current")
         return
@@ -72,10 +68,10 @@ def status(*, as_json: bool) -> None:
     from sender.status import status as look
 
     settings = load_campaign()
-    _warn(settings.unknown)
+    warn(settings.unknown)
     found = asyncio.run(look(settings))
     if as_json:
-        print(_json(found.to_json()))
+        print(json_text(found.to_json()))
     else:
         print("\n".join(found.lines()))
 
@@ -88,7 +84,7 @@ def check(*, as_json: bool) -> int:
     findings = asyncio.run(look())
     faults = sum(finding.verdict == "fault" for finding in findings)
     if as_json:
-        print(_json({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
+        print(json_text({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:
             first, *more = finding.text.splitlines() or [""]
@@ -107,11 +103,13 @@ def failures(*, states: Sequence[str], form: str, limit: int | None) -> None:
         form: text, csv or json.
         limit: how many at most.
     """
+    from sender.failures import failures as look_up
+    from sender.listing import write
     from sender.settings import load_campaign
 
     settings = load_campaign()
-    _warn(settings.unknown)
-    asyncio.run(_print_failures(settings, states, form, limit))
+    warn(settings.unknown)
+    asyncio.run(write(look_up(settings, states, limit), states, form))
 
 
 def demo(*, targets: int, as_json: bool) -> int:
@@ -149,39 +147,6 @@ def _parts_of_the_demo() -> Generator[None]:
         ) from error
 
 
-async def _print_failures(
-    settings: "CampaignSettings", states: Sequence[str], form: str, limit: int | None
-) -> None:
-    from sender.failures import failures as look_up
-    from sender.status import Failure
-
-    found = look_up(settings, states, limit)
-    if form == "json":
-        print(_json([asdict(failure) async for failure in found]))
-    elif form == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Failure)])
-        async for failure in found:
-            writer.writerow(_csv_cells(failure))
-    else:
-        count = 0
-        async for failure in found:
-            count += 1
-            reason = failure.reason or "no reason recorded"
-            tries = f"{failure.attempts} attempts"
-            print(f"{failure.member_id:>12}  {failure.state:<9}{tries:>12}  {reason}")
-        print(f"{count or 'no'} targets are {' or '.join(states)}")
-
-
-def _csv_cells(failure: "Failure") -> list[object]:
-    """The fields of a row; a spreadsheet must not take a provider's text for a formula."""
-    at = failure.outcome_at.isoformat() if failure.outcome_at else ""
-    reason = failure.reason or ""
-    if reason.startswith(_FORMULA):
-        reason = f"'{reason}"
-    return [failure.member_id, failure.state, failure.attempts, reason, at]
-
-
 def _object(text: str) -> dict[str, Any]:
     try:
         if text.startswith("@"):
@@ -196,10 +161,12 @@ def _object(text: str) -> dict[str, Any]:
     raise SettingsError(["--options: must be a JSON object, or @ and the path of one"])
 
 
-def _json(value: object) -> str:
+def json_text(value: object) -> str:
+    """JSON for programs, indented for people who look."""
     return json.dumps(value, indent=2, default=str)
 
 
-def _warn(lines: Iterable[str]) -> None:
+def warn(lines: Iterable[str]) -> None:
+    """Tell of settings that look misspelt."""
     for line in lines:
         print(f"warning: {line}", file=sys.stderr)

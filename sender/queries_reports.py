@@ -6,8 +6,8 @@ None of them locks a row. They read the whole campaign and are for people, not f
 from typing import Final, LiteralString
 
 # A row's state as people are told it: a row with `sent_at` is sent whatever its state says, an
-# opted-out pending row is skipped. Equal in all texts below and in queries.COUNTS.
-_TOLD: Final[LiteralString] = (
+# opted-out pending row is skipped. Equal in all texts that tell it, queries.COUNTS too.
+TOLD: Final[LiteralString] = (
     "CASE WHEN t.sent_at IS NOT NULL THEN 'sent'"
     " WHEN t.state = 'pending' AND t.opted_out_at IS NOT NULL THEN 'skipped'"
     " ELSE t.state END"
@@ -29,7 +29,7 @@ WITH ledger AS (
                    FILTER (WHERE sent_at > clock.at - interval '1 minute'))::float8 AS over_s
     FROM (SELECT statement_timestamp() AS at) AS clock,
     LATERAL (
-        SELECT {_TOLD} AS told, t.sent_at
+        SELECT {TOLD} AS told, t.sent_at
         FROM campaign_targets t
         WHERE t.campaign_id = %(campaign)s
     ) AS rows
@@ -65,7 +65,7 @@ SELECT (SELECT max(blocked_until) FROM provider_accounts
 
 # LAST_FAILURES: newest first.
 LAST_FAILURES: Final[LiteralString] = """
-SELECT member_id, state, attempts, reason, outcome_at
+SELECT member_id, state, attempts, reason, outcome_at, key_used_at
 FROM campaign_targets
 WHERE campaign_id = %(campaign)s AND state IN ('failed', 'in_doubt') AND sent_at IS NULL
 ORDER BY outcome_at DESC NULLS LAST, member_id
@@ -75,9 +75,9 @@ LIMIT 5
 # FAILURES, a page of them by member id: each page is a statement of its own, so that no snapshot
 # is held while somebody reads. Index: primary key.
 FAILURES: Final[LiteralString] = f"""
-SELECT t.member_id, {_TOLD} AS state, t.attempts, t.reason, t.outcome_at
+SELECT t.member_id, {TOLD} AS state, t.attempts, t.reason, t.outcome_at, t.key_used_at
 FROM campaign_targets t
-WHERE t.campaign_id = %(campaign)s AND t.member_id > %(after)s AND {_TOLD} = ANY (%(states)s)
+WHERE t.campaign_id = %(campaign)s AND t.member_id > %(after)s AND {TOLD} = ANY (%(states)s)
 ORDER BY t.member_id
 LIMIT %(limit)s
 """

@@ -22,7 +22,8 @@ class Failure:
     Attributes:
         state: failed or in_doubt; `sender failures` may list others.
         attempts: charged attempts.
-        outcome_at: when that was recorded.
+        outcome_at: when the last outcome was recorded.
+        key_used_at: since when the provider may have the mail, or None if it surely has not.
     """
 
     member_id: int
@@ -30,6 +31,7 @@ class Failure:
     attempts: int
     reason: str | None
     outcome_at: datetime | None
+    key_used_at: datetime | None = None
 
 
 @dataclass(slots=True, frozen=True)

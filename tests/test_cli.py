@@ -48,7 +48,8 @@ def invoked(*arguments: str, env: Mapping[str, str] | None = None) -> Any:
 
 def test_help_tells_a_newcomer_what_to_do() -> None:
     shown = sender("--help").stdout
-    names = ["demo", "migrate", "check", "run", "status", "failures", "fake-provider"]
+    names = ["demo", "migrate", "check", "run", "status", "failures"]
+    names += ["pause", "resume", "cancel", "resolve", "requeue", "fake-provider"]
     places = [shown.index(f"\n  {name} ") for name in names]
     assert places == sorted(places)
     assert "sender demo" in shown

@@ -55,7 +55,7 @@ def test_status_and_failures_for_people_and_programs(filled: Mapping[str, str]) 
     (failure,) = json.loads(invoked("failures", "--json", env=filled).stdout)
     assert failure["member_id"] == 9
     header, row = invoked("failures", "--csv", env=filled).stdout.splitlines()
-    assert header == "member_id,state,attempts,reason,outcome_at"
+    assert header == "member_id,state,attempts,reason,outcome_at,key_used_at"
     assert row.startswith("9,failed,0,\"'=HYPERLINK")
     pending = invoked("failures", "--state", "pending", "--limit", "2", "--json", env=filled)
     assert [failure["member_id"] for failure in json.loads(pending.stdout)] == [1, 2]

@@ -1,0 +1,90 @@
+"""What `pause`, `resume`, `cancel`, `resolve` and `requeue` share: an author, a connection.
+
+Owns how a change by a person begins and how its failure is told. Must never change anything itself.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg import AsyncConnection
+
+from sender import queries_reports
+from sender.database import connect, describe, is_transient
+from sender.errors import CampaignError, ConfigurationError, DatabaseUnavailable, SettingsError
+from sender.schema import check_schema
+from sender.settings import CampaignSettings
+from sender.status import no_rows
+
+_PATIENCE_S: Final = 5.0
+_LONGEST: Final = 1_000
+
+
+@dataclass(slots=True, frozen=True)
+class Author:
+    """Who does it, and why; kept in `campaign_actions`."""
+
+    by: str
+    why: str
+
+    @classmethod
+    def of(cls, by: str, why: str) -> Self:
+        """Check what the arguments say.
+
+        Raises:
+            SettingsError: with a line for each that says nothing, or not on one line.
+        """
+        by, why = by.strip(), why.strip()
+        faults = _faults("--by", by) + _faults("--why", why)
+        if faults:
+            raise SettingsError(faults)
+        return cls(by, why)
+
+
+@asynccontextmanager
+async def changing(settings: CampaignSettings) -> AsyncGenerator[AsyncConnection[Any]]:
+    """Connect to change a campaign that has rows; a statement is a transaction.
+
+    Yields:
+        The connection.
+
+    Raises:
+        CampaignError: the campaign has no rows.
+        ConfigurationError: schema or rights are wrong.
+        DatabaseUnavailable: the database does not answer, or others hold what was to be changed.
+    """
+    conn = await connect(settings.db_dsn.get_secret_value(), within_s=_PATIENCE_S)
+    conn.prepare_threshold = None  # few statements, and a pooler may be in between
+    try:
+        async with conn:
+            await check_schema(conn)
+            campaign = {"campaign": settings.campaign_id}
+            cursor = await conn.execute(queries_reports.CAMPAIGN, campaign)
+            if await cursor.fetchone() != (True,):
+                raise CampaignError(no_rows(settings.campaign_id))
+            yield conn
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigurationError(f"DB_DSN: {error.diag.message_primary}") from error
+    except psycopg.Error as error:
+        if not is_transient(error):
+            raise
+        raise DatabaseUnavailable(_told(error)) from error
+
+
+def _told(error: psycopg.Error) -> str:
+    again = "what was done stays done; give the same command again and it goes on"
+    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+        return f"other transactions hold the rows ({describe(error)}); {again}"
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return f"the database takes no writes now: is it a standby? ({describe(error)}); {again}"
+    return f"the database stopped answering ({describe(error)}); {again}"
+
+
+def _faults(name: str, text: str) -> list[str]:
+    if not text:
+        return [f"{name}: must not be empty"]
+    if not text.isprintable():
+        return [f"{name}: must be one line of text"]
+    return [f"{name}: is longer than {_LONGEST} characters"] if len(text) > _LONGEST else []
