@@ -129,22 +129,21 @@ class PostgresStore:
         self._after = head.batch_no
         until = asked_at + config.lease_s
         lease = Lease(claim_id, head.batch_no, head.claimed_at, asked_at, until, head.found)
-        used_until = self._key_until(asked_at, head.key_age_s)
-        for row in rows:
-            if row.member_id is not None:
-                used = bool(row.was_claimed)
-                lease.targets.append(
-                    Target(
-                        row.member_id,
-                        row.email,
-                        row.vars,
-                        row.attempts,
-                        row.unknowns,
-                        head.found if used else None,
-                        used_until if used else float("inf"),
-                        lease,
-                    )
-                )
+        key_until = self._key_until(asked_at, head.key_age_s)
+        lease.targets = [
+            Target(
+                row.member_id,
+                row.email,
+                row.vars,
+                row.attempts,
+                row.unknowns,
+                head.found,
+                key_until,
+                lease,
+            )
+            for row in rows
+            if row.member_id is not None
+        ]
         lease.unsettled.update(lease.targets)
         changed = [Settled(m, State.IN_DOUBT, 0, "changed_while_open") for m in head.changed]
         return lease, changed
@@ -220,17 +219,18 @@ class PostgresStore:
             },
         )
         answered_at = time.monotonic()
-        held = set(row.held)
-        may_go = set(row.fresh), set(row.again)
+        held, fresh, again_held = set(row.held), set(row.fresh), set(row.again)
+        batches = {x.claim_id for x in leases.values() if x.batch_no is not None}
         return Look(
             asked_at=asked_at,
             control=Control(row.control or "run"),
-            lost=frozenset(
-                x.claim_id
-                for x in leases.values()
-                if x.batch_no is not None and x.claim_id not in held
+            lost=frozenset(batches - held),
+            ready=frozenset(
+                t
+                for t in targets
+                if (t.lease.claim_id in held and t.member_id in fresh)
+                or (t.lease.batch_no is None and t.member_id in again_held)
             ),
-            ready=frozenset(t for t in targets if t.member_id in may_go[t.lease.batch_no is None]),
             starts_at=None if row.starts_in_s is None else answered_at + row.starts_in_s,
             ahead_s=row.ahead_s or 0.0,
             blocked_s=row.blocked_s or 0.0,
