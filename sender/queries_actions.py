@@ -53,12 +53,12 @@ WITH found AS MATERIALIZED (
     FROM found f
     WHERE t.campaign_id = %(campaign)s AND t.member_id = f.member_id
       AND t.state = '{state}' AND t.sent_at IS NULL
-    RETURNING t.member_id
+    RETURNING t.member_id, to_jsonb(f) - 'member_id' AS before
 ), recorded AS (
     INSERT INTO campaign_actions (campaign_id, member_id, action, by_whom, why, before)
-    SELECT %(campaign)s, f.member_id, %(action)s, %(by)s, %(why)s, to_jsonb(f) - 'member_id'
-    FROM found f JOIN settled USING (member_id)
-    ORDER BY f.member_id
+    SELECT %(campaign)s, member_id, %(action)s, %(by)s, %(why)s, before
+    FROM settled
+    ORDER BY member_id
 )
 SELECT member_id FROM settled
 """
@@ -91,8 +91,8 @@ REQUEUE: Final[LiteralString] = _settle(
     " content_hash = CASE WHEN t.key_used_at IS NOT NULL THEN t.content_hash END",
 )
 
-# A page of the rows in a state, by member id. Locks nothing: the scan may be long when such rows
-# are few. Index: primary key.
+# A page of the rows in a state, by member id. Locks nothing, because it may read all of the
+# campaign; pages are large so that this happens a few times only. Index: primary key.
 IN_STATE: Final[LiteralString] = """
 SELECT t.member_id
 FROM campaign_targets t
@@ -109,10 +109,16 @@ WHERE t.campaign_id = %(campaign)s AND t.state = %(state)s AND t.sent_at IS NULL
 """
 
 # TOLD_STATES of given members as people are told them; null for one that the campaign does not
-# have. Index: primary key.
+# have. LIMIT keeps the look-up by key: on a table never analysed a join would read the campaign.
+# Index: primary key.
 TOLD_STATES: Final[LiteralString] = f"""
-SELECT given.id, {TOLD} AS state
+SELECT given.id, told.state
 FROM unnest(%(ids)s::bigint[]) AS given(id)
-LEFT JOIN campaign_targets t ON t.campaign_id = %(campaign)s AND t.member_id = given.id
+LEFT JOIN LATERAL (
+    SELECT {TOLD} AS state
+    FROM campaign_targets t
+    WHERE t.campaign_id = %(campaign)s AND t.member_id = given.id
+    LIMIT 1
+) AS told ON true
 ORDER BY given.id
 """

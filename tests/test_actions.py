@@ -430,6 +430,18 @@ async def test_a_late_yes_that_is_being_written_wins(
     assert [record["member_id"] for record in await records(conn)] == [1, 3]
 
 
+async def test_a_row_that_the_application_was_changing_is_settled_too(
+    dsn: str, conn: AsyncConnection
+) -> None:
+    await add_doubted(conn, 3, reason="timeout")
+    async with await AsyncConnection.connect(dsn) as other:
+        await other.execute("UPDATE campaign_targets SET attempts = 7 WHERE member_id = 2")
+        resolving = asyncio.create_task(do(dsn, RESOLVE["pending"]))
+        await waits_for_a_lock(conn)
+    assert (await resolving).settled == 3
+    assert [record["before"]["attempts"] for record in await records(conn)] == [5, 7, 5]
+
+
 @pytest.mark.slow
 async def test_it_gives_way_to_locks_of_the_application(
     dsn: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
@@ -453,6 +465,7 @@ async def test_a_thousand_rows_a_transaction_and_no_row_missed(
     dsn: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "_SLICE", 3)
+    monkeypatch.setattr(settling, "_PAGE", 6)
     await add_doubted(conn, 10)
     await add_doubted(conn, 1, first=LOWEST)
     await add_doubted(conn, 1, first=HIGHEST)
