@@ -1,208 +1,225 @@
-"""Manifests and image: valid for the API, and consistent with what the program does and expects.
+"""Manifests: valid for the API, and consistent with what the program does and expects.
 
-No cluster is asked: the published schemas, strictly, and rules of our own for what they cannot say.
+No cluster is asked: the published schemas, strictly, and `manifest_rules` for what they cannot say.
 """
 
 import copy
-import json
-import re
-from collections.abc import Callable, Iterator
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
-from zoneinfo import available_timezones
 
 import kubernetes_validate
 import pytest
 import yaml
+from kustomize import NAME, Manifest, NotRenderable, render, unlisted
+from manifest_rules import Manifests, manifests_of, wrong
 
-from sender.settings import RunSettings, all_names
+from sender.settings import RunSettings
 
 ROOT = Path(__file__).parent.parent
+K8S = ROOT / "k8s"
+BASE = K8S / "base"
+PARALLEL = K8S / "overlays" / "parallel"
+FOLDERS = sorted(path.parent for path in K8S.rglob(NAME))
 OLDEST = "1.30"
-MANIFESTS = sorted(
-    path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml"
-)
 
-type Manifest = dict[str, Any]
-
-
-def manifests() -> list[Manifest]:
-    return [item for path in MANIFESTS for item in yaml.safe_load_all(path.read_text())]
-
-
-def cronjob() -> Manifest:
-    (found,) = (item for item in manifests() if item["kind"] == "CronJob")
-    return found
+folders = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_manifests_are_valid(path: Path, version: str) -> None:
-    for item in yaml.safe_load_all(path.read_text()):
+@folders
+def test_manifests_are_valid(folder: Path, version: str) -> None:
+    for item in render(folder):
         kubernetes_validate.validate(item, version, strict=True)
 
 
-# --- What the schemas cannot say -----------------------------------------------------------------
+@folders
+def test_manifests_are_right(folder: Path) -> None:
+    assert list(wrong(manifests_of(render(folder)))) == []
 
 
-def wrong(job: Manifest) -> Iterator[str]:
-    """Everything about the CronJob that the program would suffer from."""
-    spec = job["spec"]
-    once = spec["jobTemplate"]["spec"]
-    pod = once["template"]["spec"]
-    (container,) = pod["containers"]
-    env = {item["name"]: str(item.get("value", "")) for item in container["env"]}
-    yield from wrong_schedule(spec)
-    yield from wrong_environment(env)
-    yield from wrong_times(once, pod, env)
-    yield from wrong_retries(once, pod, container)
-    yield from wrong_rights(pod, container)
+@folders
+def test_every_file_is_listed(folder: Path) -> None:
+    assert unlisted(folder) == set()
 
 
-def wrong_schedule(spec: Manifest) -> Iterator[str]:
-    if spec.get("timeZone") not in available_timezones():
-        yield "time zone"
-    if spec.get("concurrencyPolicy") not in ("Allow", "Forbid", "Replace"):
-        yield "concurrency policy"
-    if spec.get("concurrencyPolicy") == "Replace":
-        yield "concurrency policy"  # kills a run that would have gone on
-    if not spec.get("startingDeadlineSeconds", 0) >= 10:
-        yield "starting deadline"  # without one, a hundred missed starts stop it for ever
-    if len(spec["schedule"].split()) != 5:
-        yield "schedule"
+@pytest.mark.slow
+@folders
+def test_rendered_as_kubectl_does(folder: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not to be found")
+    ran = subprocess.run(
+        [kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
+    )
+    if "unknown" in ran.stderr:
+        pytest.skip("this kubectl has no kustomize")
+    assert ran.returncode == 0, ran.stderr
+    order = itemgetter("kind")
+    assert sorted(yaml.safe_load_all(ran.stdout), key=order) == sorted(render(folder), key=order)
 
 
-def wrong_environment(env: dict[str, str]) -> Iterator[str]:
-    names = {name.removesuffix("_FILE") for name in env}
-    if names - set(all_names()):
-        yield "unknown setting"
-    if not {"DB_DSN", "CAMPAIGN_ID", "MAIL_URL"} <= names:
-        yield "missing setting"
-    if {"DB_DSN", "MAIL_API_KEY"} & env.keys():
-        yield "secret in a variable"
+# --- Each rule bites ------------------------------------------------------------------------------
 
 
-def wrong_times(once: Manifest, pod: Manifest, env: dict[str, str]) -> Iterator[str]:
-    def seconds(name: str) -> float:
-        return float(env.get(name, RunSettings.model_fields[name.lower()].default))
-
-    grace = pod.get("terminationGracePeriodSeconds", 30)
-    if not grace > seconds("SHUTDOWN_GRACE_S"):
-        yield "grace"
-    if not seconds("DEADLINE_S") + grace < once.get("activeDeadlineSeconds", 0):
-        yield "deadline"
+def spec_of(found: Manifests) -> Manifest:
+    return found.cronjob["spec"]
 
 
-def wrong_retries(once: Manifest, pod: Manifest, container: Manifest) -> Iterator[str]:
-    if pod.get("restartPolicy") != "Never":
-        yield "restart policy"  # podFailurePolicy needs it
-    rules = once["podFailurePolicy"]["rules"]
-    final = {
-        code
-        for rule in rules
-        if rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"
-        for code in rule["onExitCodes"]["values"]
-    }
-    if final != {2, 78}:
-        yield "exit codes"
-    if any(
-        rule.get("onExitCodes", container).get("containerName") not in (container["name"], None)
-        for rule in rules
-    ):
-        yield "container name"
-    ignored = [rule for rule in rules if rule["action"] == "Ignore"]
-    if [rule["onPodConditions"][0]["type"] for rule in ignored] != ["DisruptionTarget"]:
-        yield "disruption"
-    if not 1 <= once.get("backoffLimit", 6) <= 6:
-        yield "backoff limit"
+def rules_of(found: Manifests) -> list[Manifest]:
+    return found.once["podFailurePolicy"]["rules"]
 
 
-def wrong_rights(pod: Manifest, container: Manifest) -> Iterator[str]:
-    if not pod["securityContext"].get("runAsNonRoot"):
-        yield "root"
-    if pod.get("automountServiceAccountToken") is not False:
-        yield "token"
-    if container["resources"]["limits"].get("memory") != "256Mi":
-        yield "memory"
-    mounted = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    secrets = {volume["name"] for volume in pod["volumes"] if "secret" in volume}
-    if not secrets <= mounted:
-        yield "secret not mounted"
+def data_of(found: Manifests) -> dict[str, str]:
+    return found.settings["data"]
 
 
-def test_the_cronjob_is_right() -> None:
-    assert list(wrong(cronjob())) == []
+def own_env(found: Manifests) -> list[dict[str, str]]:
+    return found.container["env"]
 
 
-def env_of(job: Manifest) -> list[dict[str, str]]:
-    return pod_of(job)["containers"][0]["env"]
+def safety(found: Manifests) -> Manifest:
+    return found.container["securityContext"]
 
 
-def once_of(job: Manifest) -> Manifest:
-    return job["spec"]["jobTemplate"]["spec"]
+def egress(found: Manifests) -> list[Manifest]:
+    return found.network["spec"]["egress"]
 
 
-def pod_of(job: Manifest) -> Manifest:
-    return once_of(job)["template"]["spec"]
+type Damage = Callable[[Manifests], object]
+
+DAMAGES: list[tuple[Damage, str]] = [
+    (lambda m: spec_of(m).update(timeZone="Asia/Tokio"), "time zone"),
+    (lambda m: spec_of(m).pop("timeZone"), "time zone"),
+    (lambda m: spec_of(m).update(concurrencyPolicy="Nope"), "concurrency policy"),
+    (lambda m: spec_of(m).update(concurrencyPolicy="Replace"), "concurrency policy"),
+    (lambda m: spec_of(m).pop("startingDeadlineSeconds"), "starting deadline"),
+    (lambda m: spec_of(m).update(schedule="0 2 * *"), "schedule"),
+    (lambda m: spec_of(m).update(schedule="TZ=Asia/Tokyo 0 2 * *"), "schedule"),
+    (lambda m: spec_of(m).update(suspend=True), "suspended"),
+    (lambda m: data_of(m).update(CAMPAIN_ID="x"), "unknown setting"),
+    (lambda m: data_of(m).pop("CAMPAIGN_ID"), "missing setting"),
+    (lambda m: data_of(m).pop("MAIL_URL"), "missing setting"),
+    (lambda m: data_of(m).update(DB_DSN="x"), "secret in a variable"),
+    (lambda m: data_of(m).update(DEADLINE_S=3000), "not a text"),
+    (lambda m: m.settings["metadata"].update(name="settings"), "no such ConfigMap"),
+    (lambda m: data_of(m).update(MAIL_RATE_PER_S="0"), "setting MAIL_RATE_PER_S"),
+    (lambda m: data_of(m).update(SHUTDOWN_GRACE_S="7"), "setting SHUTDOWN_GRACE_S"),
+    (lambda m: data_of(m).update(MAIL_READ_TIMEOUT_S="30"), "setting SHUTDOWN_GRACE_S"),
+    (lambda m: data_of(m).update(LEASE_S="8"), "setting LEASE_S"),
+    (lambda m: m.pod.update(terminationGracePeriodSeconds=20), "grace"),
+    (lambda m: data_of(m).update(SHUTDOWN_GRACE_S="30"), "grace"),
+    (lambda m: m.once.update(activeDeadlineSeconds=3030), "deadline"),
+    (lambda m: m.once.pop("activeDeadlineSeconds"), "deadline"),
+    (lambda m: data_of(m).update(DEADLINE_S="4200"), "deadline"),
+    (lambda m: m.once.update(ttlSecondsAfterFinished=60), "gone before anyone looked"),
+    (lambda m: m.pod.update(restartPolicy="OnFailure"), "restart policy"),
+    (lambda m: rules_of(m)[0].update(action="Fail"), "action"),
+    (lambda m: rules_of(m)[0].update(action="Ignore"), "exit codes"),
+    (lambda m: rules_of(m)[0]["onExitCodes"].update(values=[1, 2, 78]), "exit codes"),
+    (lambda m: rules_of(m)[0]["onExitCodes"].update(operator="NotIn"), "exit codes"),
+    (lambda m: rules_of(m).pop(0), "exit codes"),
+    (lambda m: rules_of(m).reverse(), "order"),
+    (lambda m: m.container.update(name="main"), "container name"),
+    (lambda m: rules_of(m).pop(1), "disruption"),
+    (lambda m: rules_of(m)[1].update(action="FailJob"), "disruption"),
+    (lambda m: rules_of(m)[1]["onPodConditions"][0].update(status="False"), "disruption"),
+    (lambda m: m.once.update(backoffLimit=0), "backoff limit"),
+    (lambda m: m.once.pop("backoffLimit"), "backoff limit"),
+    (lambda m: m.once.update(podReplacementPolicy="TerminatingOrFailed"), "replacement"),
+    (lambda m: m.once.update(parallelism=2), "completions"),
+    (lambda m: m.once.update(parallelism=2, completions=2), "completions"),
+    (lambda m: m.pod["securityContext"].pop("runAsNonRoot"), "root"),
+    (lambda m: m.pod["securityContext"].update(runAsUser=0), "root"),
+    (lambda m: m.pod["securityContext"].pop("seccompProfile"), "seccomp"),
+    (lambda m: m.pod.pop("automountServiceAccountToken"), "token"),
+    (lambda m: safety(m).pop("allowPrivilegeEscalation"), "escalation"),
+    (lambda m: safety(m)["capabilities"].update(add=["NET_ADMIN"]), "capabilities"),
+    (lambda m: safety(m)["capabilities"].update(drop=["NET_RAW"]), "capabilities"),
+    (lambda m: safety(m).pop("readOnlyRootFilesystem"), "file system"),
+    (lambda m: m.container["resources"]["limits"].update(memory="128Mi"), "memory"),
+    (lambda m: m.container["resources"]["limits"].update(cpu="250m"), "cpu limit"),
+    (lambda m: m.container["resources"]["requests"].pop("cpu"), "requests"),
+    (lambda m: data_of(m).pop("SEND_CONCURRENCY"), "connections"),
+    (lambda m: m.pod["volumes"].pop(), "secret not mounted"),
+    (lambda m: m.container["volumeMounts"][0].update(mountPath="/secrets"), "secret not mounted"),
+    (lambda m: m.container["volumeMounts"][0].update(readOnly=False), "secret not mounted"),
+    (lambda m: own_env(m)[0].update(value="/etc/dsn"), "secret not mounted"),
+    (lambda m: m.once["template"]["metadata"].update(labels={"app": "sender"}), "selector"),
+    (lambda m: m.network["spec"].update(policyTypes=["Egress"]), "open to others"),
+    (lambda m: m.network["spec"].update(ingress=[{}]), "open to others"),
+    (lambda m: egress(m)[1].pop("to"), "everywhere"),
+    (lambda m: egress(m)[2].pop("ports"), "everywhere"),
+    (lambda m: egress(m).pop(0), "no names"),
+    (lambda m: egress(m).pop(1), "not reachable"),
+    (lambda m: data_of(m).update(MAIL_URL="https://mail.invalid:8443/"), "not reachable"),
+    (lambda m: egress(m)[2]["ports"].append({"protocol": "TCP", "port": 80}), "more than needed"),
+]
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES, ids=[told for _, told in DAMAGES])
+def test_each_rule_bites(damage: Damage, told: str) -> None:
+    found = manifests_of(copy.deepcopy(render(BASE)))
+    damage(found)
+    assert told in set(wrong(found))
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("text", "told"),
     [
-        (lambda job: job["spec"].update(timeZone="Asia/Tokio"), "time zone"),
-        (lambda job: job["spec"].pop("timeZone"), "time zone"),
-        (lambda job: job["spec"].update(concurrencyPolicy="Nope"), "concurrency policy"),
-        (lambda job: job["spec"].pop("startingDeadlineSeconds"), "starting deadline"),
-        (lambda job: env_of(job)[0].update(name="CAMPAIN_ID"), "unknown setting"),
-        (lambda job: env_of(job).pop(0), "missing setting"),
-        (lambda job: env_of(job).append({"name": "DB_DSN", "value": "x"}), "secret in a variable"),
-        (lambda job: pod_of(job).update(terminationGracePeriodSeconds=20), "grace"),
-        (lambda job: once_of(job).update(activeDeadlineSeconds=3030), "deadline"),
-        (lambda job: pod_of(job).update(restartPolicy="OnFailure"), "restart policy"),
-        (lambda job: once_of(job)["podFailurePolicy"]["rules"].pop(0), "exit codes"),
-        (lambda job: pod_of(job)["containers"][0].update(name="main"), "container name"),
-        (lambda job: once_of(job)["podFailurePolicy"]["rules"].pop(1), "disruption"),
-        (lambda job: once_of(job).update(backoffLimit=0), "backoff limit"),
-        (lambda job: pod_of(job)["securityContext"].pop("runAsNonRoot"), "root"),
-        (lambda job: pod_of(job).pop("automountServiceAccountToken"), "token"),
+        ("namePrefix: my-\nresources: []", "namePrefix"),
+        ("resources: []\npatches: [{patch: '{kind: Job, metadata: {name: x}}'}]", "there are 0"),
     ],
 )
-def test_each_rule_bites(damage: Callable[[Manifest], object], told: str) -> None:
-    job = copy.deepcopy(cronjob())
-    damage(job)
-    assert told in set(wrong(job))
+def test_a_kustomization_that_is_not_understood_is_refused(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(NotRenderable, match=told):
+        render(tmp_path)
 
 
-def test_the_settings_of_the_manifest_are_right_together(tmp_path: Path) -> None:
-    env = {item["name"]: item["value"] for item in env_of(cronjob())}
-    secrets = {"DB_DSN_FILE": "host=h dbname=d", "MAIL_API_KEY_FILE": "key"}
-    for name, value in secrets.items():
-        (tmp_path / name).write_text(f"{value}\n")
-        env[name] = str(tmp_path / name)
+def test_a_file_that_is_not_listed_is_found(tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "base")
+    (tmp_path / "base" / "job.yaml").touch()
+    assert unlisted(tmp_path / "base") == {"job.yaml"}
+
+
+# --- What the numbers are -------------------------------------------------------------------------
+
+
+def test_the_nightly_run_is_the_one_that_was_asked_for() -> None:
+    found = manifests_of(render(BASE))
+    spec, once, loaded = spec_of(found), found.once, found.loaded()
+    assert (spec["schedule"], spec["timeZone"]) == ("0 2 * * *", "Asia/Tokyo")
+    assert (spec["concurrencyPolicy"], spec["startingDeadlineSeconds"]) == ("Forbid", 1800)
+    assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 5)
+    assert (once["backoffLimit"], once["activeDeadlineSeconds"]) == (2, 4200)
+    assert once["ttlSecondsAfterFinished"] == 604_800
+    assert (loaded.deadline_s, loaded.mail_rate_per_s, loaded.unknown) == (3000, 500, ())
+
+
+def test_several_pods_share_one_account_and_so_one_rate() -> None:
+    one, several = manifests_of(render(BASE)), manifests_of(render(PARALLEL))
+    assert several.once["parallelism"] > 1
+    assert one.loaded().mail_account == several.loaded().mail_account
+    assert one.loaded().mail_rate_per_s == several.loaded().mail_rate_per_s
+
+
+def test_secrets_are_read_where_they_are_mounted(tmp_path: Path) -> None:
+    env = manifests_of(render(BASE)).env
+    for name in [name for name in env if name.endswith("_FILE")]:
+        path = tmp_path / Path(env[name]).name
+        path.write_text("host=h\n")
+        env[name] = str(path)
     loaded = RunSettings.load(env)
-    assert loaded.unknown == ()
-    assert loaded.mail_rate_per_s == 500
+    assert loaded.mail_api_key is not None
+    assert (loaded.mail_api_key.get_secret_value(), loaded.unknown) == ("host=h", ())
 
 
-def test_secrets_are_read_where_they_are_mounted() -> None:
-    (container,) = pod_of(cronjob())["containers"]
-    (mount,) = container["volumeMounts"]
-    files = {item["value"] for item in container["env"] if item["name"].endswith("_FILE")}
-    assert {str(Path(path).parent) for path in files} == {mount["mountPath"]}
-
-
-# --- The image -----------------------------------------------------------------------------------
-
-
-def test_the_image_runs_the_program_itself_and_not_as_root() -> None:
-    last = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-    (user,) = re.findall(r"^USER (\d+):\d+$", last, re.MULTILINE)
-    assert int(user) == pod_of(cronjob())["securityContext"]["runAsUser"] != 0
-    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)
-    assert json.loads(entry) == ["/app/.venv/bin/sender"]
-
-
-def test_the_image_is_of_the_python_we_test_with() -> None:
-    version = (ROOT / ".python-version").read_text().strip()
-    bases = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert bases == [f"python:{version}-slim"] * 2
+def test_the_image_is_of_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert manifests_of(render(BASE)).container["image"] == f"sender:{version}"
