@@ -125,6 +125,10 @@ class TargetStore(Protocol):
         """Make unreachable open rows due."""
         ...
 
+    async def control(self) -> Control:
+        """What a person wants of the campaign."""
+        ...
+
     async def due(self) -> Due:
         """When the next row can be claimed."""
         ...

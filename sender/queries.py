@@ -516,6 +516,11 @@ WHERE t.campaign_id = %(campaign)s AND t.state = 'sending' AND t.not_before IS N
   AND {_YIELD}
 """
 
+# CONTROL. What a person wants of the campaign. Index: primary key.
+CONTROL: Final[LiteralString] = """
+SELECT control FROM campaigns WHERE campaign_id = %(campaign)s
+"""
+
 # DUE. When the next row can be claimed: whether a batch is free now, and how many seconds until the
 # next back-off or lease ends. Index: primary key of the batches, campaign_targets_due.
 DUE: Final[LiteralString] = """

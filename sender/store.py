@@ -320,6 +320,11 @@ class PostgresStore:
 
     # --- ask --------------------------------------------------------------------------------------
 
+    async def control(self) -> Control:
+        """What a person wants of the campaign."""
+        row = await self._database.one(queries.CONTROL, {"campaign": self._config.campaign})
+        return Control.RUN if row is None else Control(row.control)
+
     async def due(self) -> Due:
         """When the next row can be claimed."""
         row = await self._database.one(queries.DUE, {"campaign": self._config.campaign})

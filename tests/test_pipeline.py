@@ -131,3 +131,14 @@ async def test_when_all_is_refused_few_requests_are_made_whatever_the_latency(ds
         assert 100 <= fake.stats()["requests"] <= 250
         assert counts.failed == fake.stats()["requests"]
         assert counts.pending == 600 - counts.failed
+
+
+async def test_a_pause_is_obeyed_while_the_provider_makes_everybody_wait(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 5)
+    async with FakeProvider(FakeOptions(throttle=True, retry_after=300)) as fake:
+        trial = Trial(dsn)
+        run = asyncio.create_task(trial.run(http(fake)))
+        await fake.until(lambda state: state.stats()["throttled"] > 0)
+        await conn.execute("UPDATE campaigns SET control = 'paused'")
+        assert await run == Counts(pending=5)
+    assert trial.stop.reason is StopReason.PAUSED

@@ -7,6 +7,8 @@ Nothing in flight is cancelled unless the run must end now.
 Imports neither a database driver nor an HTTP client nor the settings.
 """
 
+from contextlib import suppress
+
 import anyio
 from anyio.abc import TaskGroup
 
@@ -25,6 +27,7 @@ __all__ = ["Pipeline", "PipelineConfig", "Stop", "StopReason", "Traffic"]
 
 _PROGRESS_EVERY_S = 10.0
 _LAST_WRITE_S = 0.5
+_CONTROL_EVERY_S = 1.0
 
 
 class Pipeline:
@@ -82,6 +85,7 @@ class Pipeline:
             outer.start_soon(self._finisher.run)
             outer.start_soon(self._progress)
             outer.start_soon(self._watch_stop)
+            outer.start_soon(self._watch_control)
             with self._permits_out:
                 async with anyio.create_task_group() as inner:
                     self._start_inner(inner)
@@ -111,6 +115,13 @@ class Pipeline:
         await self._stop.working.wait()
         if self._inner is not None:
             self._inner.cancel_scope.cancel()
+
+    async def _watch_control(self) -> None:
+        """Obey a pause also while nothing is looked at: waiting, blocked, breaker open."""
+        while not self._stop.is_set:
+            with suppress(StoreUnavailable):
+                self._stop.obey(await self._store.control())
+            await anyio.sleep(_CONTROL_EVERY_S)
 
     async def _last_write(self) -> None:
         """Wait until everything is written; once working must stop, not for long."""

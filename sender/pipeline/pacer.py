@@ -13,12 +13,12 @@ from contextlib import suppress
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from sender.domain import Control, Outcome, State, Target
+from sender.domain import Outcome, State, Target
 from sender.events import AccountPaused, PaceClamped
 from sender.pace import AHEAD_S, LOOK_VALID_S, Pace
 from sender.pipeline.finisher import Finisher
 from sender.pipeline.state import Permit, PipelineConfig, StoreHealth, Traffic
-from sender.pipeline.stop import Stop, StopReason
+from sender.pipeline.stop import Stop
 from sender.ports import Look, Observer, StoreUnavailable, TargetStore
 
 _TICK_S = 0.004
@@ -176,9 +176,7 @@ class Pacer:
         return [target for target in targets if now < target.key_until]
 
     def _obey(self, look: Look) -> None:
-        if look.control is not Control.RUN:
-            paused = look.control is Control.PAUSED
-            self._stop.stop_claiming(StopReason.PAUSED if paused else StopReason.CANCELLED)
+        self._stop.obey(look.control)
         if look.ahead_s > _CLAMPED_AHEAD_S:
             self._observe(PaceClamped(look.ahead_s))
         if look.blocked_s > 0 and look.starts_at is None:

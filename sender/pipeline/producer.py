@@ -10,7 +10,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
 from sender import address
-from sender.domain import Control, Lease, Outcome, State, Target
+from sender.domain import Lease, Outcome, State, Target
 from sender.events import BatchesBuilt, TargetSettled, Waiting
 from sender.pipeline.finisher import Finisher
 from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
@@ -115,9 +115,8 @@ class Producer:
 
     async def _idle(self) -> None:
         due = await self._store.due()
-        if due.control is not Control.RUN:
-            paused = due.control is Control.PAUSED
-            self._stop.stop_claiming(StopReason.PAUSED if paused else StopReason.CANCELLED)
+        self._stop.obey(due.control)
+        if self._stop.is_set:
             return
         if due.in_s is None:
             await self._build_or_end()

@@ -5,6 +5,8 @@ from enum import Enum
 
 import anyio
 
+from sender.domain import Control
+
 
 class StopReason(Enum):
     """Why no new row is claimed any more. The value is said in the last log line."""
@@ -39,6 +41,16 @@ class Stop:
         if self.reason is None:
             self.reason, self.detail = reason, detail
             self.claiming.set()
+
+    def obey(self, control: Control) -> None:
+        """Stop claiming if a person paused or cancelled the campaign."""
+        match control:
+            case Control.PAUSED:
+                self.stop_claiming(StopReason.PAUSED)
+            case Control.CANCELLED:
+                self.stop_claiming(StopReason.CANCELLED)
+            case Control.RUN:
+                pass
 
     def stop_working(self) -> None:
         """Stop now: requests in flight are abandoned, their keys absorb the repeat."""
