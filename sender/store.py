@@ -210,7 +210,7 @@ class PostgresStore:
             {
                 "campaign": self._config.campaign,
                 "account": self._config.account,
-                "batch_nos": _array(x.batch_no for x in leases.values() if x.batch_no is not None),
+                **_batch_range(leases.values()),
                 "claim_ids": list(leases),
                 "fresh_ids": _array(fresh),
                 "again_ids": _array(again),
@@ -284,7 +284,7 @@ class PostgresStore:
             {
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
-                "batch_nos": _array(x.batch_no for x in leases if x.batch_no is not None),
+                **_batch_range(leases),
                 "claim_ids": [x.claim_id for x in leases],
                 "again_ids": _array(t.member_id for t in again),
             },
@@ -350,6 +350,11 @@ class PostgresStore:
 
 def _array(values: Iterable[object]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
+
+
+def _batch_range(leases: Iterable[Lease]) -> dict[str, int]:
+    numbers = [x.batch_no for x in leases if x.batch_no is not None]
+    return {"first_batch": min(numbers, default=1), "last_batch": max(numbers, default=0)}
 
 
 def _is_plain_sent(outcome: Outcome) -> bool:
