@@ -2,14 +2,18 @@
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
+from pathlib import Path
+from typing import LiteralString, cast
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
+from psycopg.conninfo import make_conninfo
 
 from sender.dev.postgres import EmbeddedPostgres
 from sender.migrate import migrate
 
+ROLES = Path(__file__).parents[1] / "sql" / "roles.sql"
 _numbers = count(1)
 
 
@@ -22,11 +26,19 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="session")
 def template(postgres: EmbeddedPostgres) -> str:
-    """The name of a migrated database that nobody is connected to."""
+    """The name of a migrated database with its roles, that nobody is connected to."""
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
         admin.execute("CREATE DATABASE sender_template")
-    migrate(postgres.dsn_of("sender_template"))
+    dsn = postgres.dsn_of("sender_template")
+    migrate(dsn)
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(cast("LiteralString", ROLES.read_text()))
     return "sender_template"
+
+
+def as_role(dsn: str, role: str) -> str:
+    """The same database, as one of the roles of sql/roles.sql."""
+    return make_conninfo(dsn, user=role)
 
 
 def _clone(postgres: EmbeddedPostgres, template: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
+from conftest import as_role
 from psycopg import AsyncConnection
 
 from sender.domain import Fate, Lease, Outcome, State, Target
@@ -34,7 +35,7 @@ class Stores:
         self._dsn, self._stack = dsn, stack
 
     async def open(self, **changes: object) -> PostgresStore:
-        store = PostgresStore(config(self._dsn, **changes))
+        store = PostgresStore(config(as_role(self._dsn, "sender"), **changes))
         await self._stack.enter_async_context(store)
         assert await store.open_campaign()
         return store

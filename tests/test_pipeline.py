@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from conftest import add_targets
+from conftest import add_targets, as_role
 
 from sender.dev.fake_options import FakeOptions
 from sender.dev.fake_provider import FakeProvider
@@ -49,7 +49,7 @@ class Trial:
         self.stop = Stop()
         self.store = PostgresStore(
             StoreConfig(
-                dsn=dsn,
+                dsn=as_role(dsn, "sender"),
                 campaign=CAMPAIGN,
                 account="acct",
                 rate_per_s=config.limit_per_s,

@@ -1,0 +1,106 @@
+"""Who may do what: each role does its work, and the database refuses the rest."""
+
+import json
+import os
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from conftest import ROLES, add_targets, as_role
+from psycopg.errors import InsufficientPrivilege
+
+from sender.migrate import migrate
+
+CAMPAIGN = "spring"
+REFUSED = {
+    "sender": [
+        "UPDATE campaign_targets SET email = 'x@example.com'",
+        "UPDATE campaign_targets SET opted_out_at = NULL",
+        "UPDATE campaign_targets SET member_id = 5",
+        "UPDATE campaign_targets SET vars = '{}'",
+        "INSERT INTO campaign_targets (campaign_id, member_id) VALUES ('spring', 9)",
+        "DELETE FROM campaign_targets",
+        "TRUNCATE campaign_targets",
+        "DELETE FROM campaign_batches",
+        "UPDATE campaign_actions SET why = 'nobody'",
+        "DELETE FROM campaign_actions",
+        "UPDATE sender_migrations SET version = 9",
+        "ALTER TABLE campaign_targets ADD COLUMN x int",
+        "CREATE TABLE mine (x int)",
+    ],
+    "member_api": [
+        "SELECT email FROM campaign_targets",
+        "UPDATE campaign_targets SET state = 'sent'",
+        "UPDATE campaign_targets SET sent_at = now()",
+        "DELETE FROM campaign_targets",
+        "SELECT * FROM campaign_batches",
+        "UPDATE campaigns SET control = 'paused'",
+    ],
+    "sender_reader": [
+        "SELECT email FROM campaign_targets",
+        "SELECT vars FROM campaign_targets",
+        "UPDATE campaign_targets SET opted_out_at = now()",
+        "UPDATE campaigns SET control = 'paused'",
+        "INSERT INTO campaign_actions (campaign_id, action, by_whom, why) VALUES ('a','b','c','d')",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"), [(role, text) for role, texts in REFUSED.items() for text in texts]
+)
+def test_the_database_refuses(dsn, role, statement):
+    with (
+        psycopg.connect(as_role(dsn, role)) as connection,
+        pytest.raises(InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+async def test_the_member_api_opts_members_out(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 2)
+    with psycopg.connect(as_role(dsn, "member_api"), autocommit=True) as connection:
+        done = connection.execute(
+            "UPDATE campaign_targets SET opted_out_at = now()"
+            " WHERE campaign_id = %s AND member_id = 2",
+            [CAMPAIGN],
+        )
+        assert done.rowcount == 1
+
+
+async def test_the_reader_sees_where_a_campaign_stands(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 3)
+    seen = json.loads(command("status", "--json", dsn=as_role(dsn, "sender_reader")).stdout)
+    assert (seen["total"], seen["pending"]) == (3, 3)
+    listed = command("failures", "--json", dsn=as_role(dsn, "sender_reader"))
+    assert listed.returncode == 0
+
+
+def test_the_owner_migrates_an_empty_database(bare_dsn):
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(ROLES.read_text())
+    assert migrate(as_role(bare_dsn, "sender_owner"))
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(ROLES.read_text())
+    with psycopg.connect(as_role(bare_dsn, "sender")) as connection:
+        assert connection.execute("SELECT count(*) FROM campaign_batches").fetchone() == (0,)
+
+
+def test_the_sender_lets_go_of_locks(dsn):
+    with psycopg.connect(as_role(dsn, "sender")) as connection:
+        shown = {
+            name: connection.execute(f"SHOW {name}").fetchone()[0]
+            for name in ("lock_timeout", "idle_in_transaction_session_timeout")
+        }
+    assert shown == {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "10s"}
+
+
+def command(*words: str, dsn: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sender", *words],
+        env={**os.environ, "DB_DSN": dsn, "CAMPAIGN_ID": CAMPAIGN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
