@@ -36,7 +36,9 @@ class Pace:
         slow = limit_per_s < _NO_SLACK_BELOW
         self.rate_per_s = limit_per_s * 0.99 if slow else limit_per_s
         self.chunk = max(1, int(limit_per_s * _CHUNK_S))
-        burst = max(1, round(limit_per_s * _BURST_S))
+        # Two at least where slots are dense: a limiter of one credits no late wake-up, falls behind
+        # the slots a little each time, and ends with every slot waited for and then missed.
+        burst = max(1 if slow else 2, round(limit_per_s * _BURST_S))
         # The slots bound the average; this bounds what may leave together after a stall.
         self._limiter = AsyncLimiter(burst, burst / (limit_per_s * _HEADROOM))
 

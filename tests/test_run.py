@@ -128,6 +128,15 @@ async def test_an_account_that_is_refused_stops_the_run_and_costs_no_row(
     await was_handed_back(trial, pending=1000)
 
 
+@pytest.mark.parametrize("rate", [100, 149])
+async def test_a_rate_below_150_is_held(begin: Begin, rate: int) -> None:
+    trial = await begin(rate * 2)
+    assert (await trial.run(MAIL_RATE_PER_S=rate)).code == 0
+    stats = await trial.mail.stats()
+    assert stats["steady_rate_per_s"] > 0.9 * rate
+    assert stats["max_in_any_second"] <= 1.1 * rate
+
+
 # --- Wrong from the start -------------------------------------------------------------------------
 
 

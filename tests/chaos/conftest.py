@@ -1,7 +1,7 @@
-"""When trials run, which fixtures they have, and the figures at the end.
+"""The trials' fixtures, and their figures at the end.
 
-They run when the command names them: `pytest tests/chaos`, or `pytest -m chaos`. The long form:
-SENDER_CHAOS=long.
+pytest tests/chaos -m chaos                       the short form, for every change
+SENDER_CHAOS=long pytest tests/chaos -m chaos     the long form
 """
 
 import os
@@ -18,21 +18,7 @@ _HERE = Path(__file__).parent
 LONG = os.environ.get("SENDER_CHAOS") == "long"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "chaos: a trial with real processes, run when asked for")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    named = any(
-        (config.invocation_params.dir / arg.partition("::")[0]).resolve().is_relative_to(_HERE)
-        for arg in config.args
-    )
-    asked = "chaos" in (config.option.markexpr or "")
-    if collection_path.is_file() and not named and not asked:
-        return True
-    return None
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sender import __main__, breaker, run
+from sender.pipeline import pacer
 from sender.providers import transport
 from sender.providers.http import HttpProvider
 from sender.store import PostgresStore
@@ -175,6 +176,7 @@ PLANS: dict[str, Callable[[dict[str, Any]], None]] = {
 TWEAKS: dict[str, tuple[object, str]] = {
     "start_patience_s": (run, "_START_PATIENCE_S"),
     "probe_every_s": (breaker, "_PROBE_EVERY_S"),
+    "breaker_patience_s": (pacer, "_BREAKER_PATIENCE_S"),
 }
 
 
