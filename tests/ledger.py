@@ -34,8 +34,8 @@ class Stores:
     def __init__(self, dsn: str, stack: AsyncExitStack) -> None:
         self._dsn, self._stack = dsn, stack
 
-    async def open(self, **changes: object) -> PostgresStore:
-        store = PostgresStore(config(as_role(self._dsn, "sender"), **changes))
+    async def open(self, role: str = "sender", **changes: object) -> PostgresStore:
+        store = PostgresStore(config(as_role(self._dsn, role), **changes))
         await self._stack.enter_async_context(store)
         assert await store.open_campaign()
         return store

@@ -50,8 +50,10 @@ def ask(dsn: str, query: str) -> object:
             ["campaign_targets.email is character", "ALTER COLUMN email TYPE text"],
         ),
         (
-            "EXTENSION citext; CREATE TABLE campaign_targets"
-            f" ({BARE.replace('email text', 'email citext')}, {KEY})",
+            (
+                "EXTENSION citext; CREATE TABLE campaign_targets"
+                f" ({BARE.replace('email text', 'email citext')}, {KEY})"
+            ),
             ["campaign_targets.email is citext, text is needed"],
         ),
         (f"TABLE campaign_targets ({BARE})", ["has no primary key", "ADD PRIMARY KEY USING INDEX"]),

@@ -407,7 +407,7 @@ _DUE = "UPDATE campaign_targets SET not_before = '2020-01-01'"
 )
 async def test_a_write_gives_way_to_a_row_lock_of_the_application(dsn, conn, stores, write, before):
     await add_targets(conn, CAMPAIGN, 3)
-    store = await stores.open()
+    store = await stores.open(role="postgres")  # whose role has no time-out of its own
     await store.build()
     for step in before:
         await (store.claim_batch() if step == "claim" else conn.execute(step))
