@@ -476,11 +476,16 @@ async def test_nearly_all_finishes_are_heap_only(dsn, held):
                     [Outcome(t, State.SENT) for t in lease.targets], {lease: Fate.DONE}
                 )
         await reader.rollback()
-        # The store's sessions reported what they did when they ended.
-        cursor = await reader.execute(
-            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables"
-            " WHERE relname = 'campaign_targets'"
-        )
-        written, heap_only = await cursor.fetchone()
+        # The store's sessions report what they did when they end, which is a moment later.
+        written = 0
+        async with asyncio.timeout(30):
+            while written < 5_000:
+                cursor = await reader.execute(
+                    "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables"
+                    " WHERE relname = 'campaign_targets'"
+                )
+                written, heap_only = await cursor.fetchone()
+                await reader.rollback()
+                await asyncio.sleep(0.02)
     assert written == 5_000
     assert heap_only / written > 0.95
