@@ -70,7 +70,7 @@ async def test_a_small_campaign_is_done_and_stays_done(begin: Begin, dsn: str) -
     for text in (*first.text, end.stderr):
         assert not [secret for secret in SECRETS if secret in text]
 
-    ends = [await trial.run(**settings) for _ in range(3)]
+    ends = await asyncio.gather(*(trial.run(**settings) for _ in range(3)))
     assert [e.code for e in ends] == [0, 0, 0]
     assert [e.last["requests"] for e in ends] == [0, 0, 0]
     assert (await trial.mail.stats())["requests"] == 300
@@ -116,7 +116,7 @@ async def test_a_provider_that_refuses_everybody_stops_the_run_soon(begin: Begin
     await was_handed_back(trial, failed=asked, pending=3000 - asked)
 
 
-@pytest.mark.parametrize("kind", ["401", "403", "404", "302", "451"])
+@pytest.mark.parametrize("kind", ["401", "302", "451"])
 async def test_an_account_that_is_refused_stops_the_run_and_costs_no_row(
     begin: Begin, kind: str
 ) -> None:
@@ -130,7 +130,7 @@ async def test_an_account_that_is_refused_stops_the_run_and_costs_no_row(
 
 @pytest.mark.parametrize("rate", [100, 149])
 async def test_a_rate_below_150_is_held(begin: Begin, rate: int) -> None:
-    trial = await begin(rate * 2)
+    trial = await begin(rate + rate // 2)
     assert (await trial.run(MAIL_RATE_PER_S=rate)).code == 0
     stats = await trial.mail.stats()
     assert stats["steady_rate_per_s"] > 0.9 * rate
@@ -241,14 +241,14 @@ async def test_rows_loaded_while_it_runs_are_found_wherever_they_lie(begin: Begi
 
 
 async def test_two_runs_at_once_never_request_the_same_key(begin: Begin) -> None:
-    trial = await begin(900)
+    trial = await begin(600)
     runs = [await trial.start(MAIL_RATE_PER_S=400) for _ in range(2)]
     ends = [await run.wait() for run in runs]
     assert [end.code for end in ends] == [0, 0]
-    assert await trial.reckon() == {"sent": 900}
+    assert await trial.reckon() == {"sent": 600}
     stats = await trial.mail.stats()
-    assert stats["requests"] == stats["keys_seen"] == 900
-    assert all(end.last["requests"] > 100 for end in ends)
+    assert stats["requests"] == stats["keys_seen"] == 600
+    assert all(end.last["requests"] > 50 for end in ends)
 
 
 # --- Answers --------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ async def test_after_the_deadline_nothing_is_claimed_and_the_next_start_goes_on(
     begin: Begin,
 ) -> None:
     trial = await begin(600)
-    end = await trial.run(DEADLINE_S=1.5, MAIL_RATE_PER_S=200)
+    end = await trial.run(DEADLINE_S=2.5, MAIL_RATE_PER_S=150)
     assert end.code == 1
     assert "deadline" in end.last["reason"]
     sent = end.counts.sent
