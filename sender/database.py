@@ -32,6 +32,7 @@ _CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
 _STATEMENT_TIMEOUT_S: Final = 15.0
 _CHECKOUT_TIMEOUT_S: Final = 5.0
 _POOL_SIZE: Final = 4
+_CLOSE_S: Final = 0.2
 
 # What a retry can mend: connection trouble (08, 57), resources (53), deadlock and serialisation
 # (40), lock time-out (55P03), a server that became read-only (25006), its disk (58).
@@ -83,7 +84,7 @@ class Database:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._pool.close(timeout=2)
+        await self._pool.close(timeout=_CLOSE_S)
 
     async def one(
         self,

@@ -99,6 +99,7 @@ class Lease:
         targets: the rows taken.
         unsettled: those of them that are neither settled nor handed back nor skipped.
         released: rows of it were handed back unsent, so the batch is released, not closed.
+        suspect: it was lost so often that one of its rows may be what kills the process.
     """
 
     claim_id: UUID
@@ -110,6 +111,7 @@ class Lease:
     targets: list[Target] = field(default_factory=list)
     unsettled: set[Target] = field(default_factory=set)
     released: bool = False
+    suspect: bool = False
 
 
 # --- What a provider can answer: one class for each line of the table of answers ------------------

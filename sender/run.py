@@ -3,10 +3,9 @@
 import asyncio
 import gc
 import resource
-import signal
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final, cast
@@ -28,13 +27,14 @@ from sender.providers import open_provider
 from sender.retry import RetryPolicy
 from sender.schema import check_schema
 from sender.settings import RunSettings
+from sender.stopping import Patience
 from sender.store import PostgresStore, StoreConfig
-from sender.telemetry.logs import LogObserver
+from sender.telemetry.logs import LogObserver, close_logging
 
 _START_PATIENCE_S: Final = 30.0
 _CLAIM_S: Final = 0.25
-_LAST_WORDS_S: Final = 1.0
 _LAST_COUNT_S: Final = 10.0
+_SPARE_S: Final = 0.5
 _SPARE_FILES: Final = 64
 
 type Watch = Callable[[TargetStore, Traffic], Coroutine[Any, Any, None]]
@@ -55,8 +55,10 @@ def main(settings: RunSettings, watch: Watch | None = None) -> int:
 
 async def run(settings: RunSettings, observer: Observer, watch: Watch | None = None) -> int:
     """Run the campaign under signals and deadline; see `main`."""
-    begun = _Begun(settings, observer, Stop(), time.monotonic(), watch)
-    _watch_signals(begun.stop)
+    stop = Stop()
+    patience = Patience(stop, settings.shutdown_grace_s, lambda: close_logging(_SPARE_S))
+    begun = _Begun(settings, observer, stop, time.monotonic(), watch, patience)
+    patience.watch_signals()
     observer(
         RunStarted(
             settings.campaign_id,
@@ -83,7 +85,8 @@ async def _run(begun: "_Begun") -> int:
         pipeline = Pipeline(store, provider, begun.observer, pipeline_config(settings), stop)
         _settle_memory()
         await _work(pipeline, store, begun)
-        return begun.decide_end(await _last_count(store), pipeline.traffic)
+        counts = await _last_count(store, pipeline, begun.patience)
+        return begun.decide_end(counts, pipeline.traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class _Begun:
     stop: Stop
     at: float
     watch: Watch | None
+    patience: Patience
 
     def decide_end(self, counts: Counts | None, traffic: Traffic | None) -> int:
         """End by the contract's order of exit codes."""
@@ -219,27 +223,12 @@ def _secret(value: SecretStr | None) -> str | None:
 # --- stop -----------------------------------------------------------------------------------------
 
 
-def _watch_signals(stop: Stop) -> None:
-    """The first signal stops claiming, the second stops working."""
-
-    def on_signal(number: signal.Signals) -> None:
-        if stop.reason is StopReason.SIGNAL:
-            stop.stop_working()
-        else:
-            stop.stop_claiming(StopReason.SIGNAL, number.name)
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-
-
 async def _work(pipeline: Pipeline, store: TargetStore, begun: _Begun) -> None:
     """Run the pipeline under deadline and grace; of several errors the first is raised."""
-    stop, settings = begun.stop, begun.settings
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_keep_deadline, stop, begun.at + settings.deadline_s)
-            group.start_soon(_keep_grace, stop, settings.shutdown_grace_s)
+            group.start_soon(begun.patience.keep_deadline, begun.at + begun.settings.deadline_s)
+            group.start_soon(begun.patience.keep_grace)
             if begun.watch:
                 group.start_soon(begun.watch, store, pipeline.traffic)
             await pipeline.run()
@@ -256,22 +245,13 @@ def _first(errors: ExceptionGroup[Exception]) -> Exception:
     return first
 
 
-async def _keep_deadline(stop: Stop, deadline: float) -> None:
-    await anyio.sleep(max(0.0, deadline - time.monotonic()))
-    stop.stop_claiming(StopReason.DEADLINE)
-
-
-async def _keep_grace(stop: Stop, grace_s: float) -> None:
-    """Whatever stopped the claiming: what is in flight has this long to end."""
-    await stop.claiming.wait()
-    await anyio.sleep(max(0.0, grace_s - _LAST_WORDS_S))
-    stop.stop_working()
-
-
-async def _last_count(store: PostgresStore) -> Counts | None:
-    with anyio.move_on_after(_LAST_COUNT_S):
-        try:
+async def _last_count(
+    store: PostgresStore, pipeline: Pipeline, patience: Patience
+) -> Counts | None:
+    """Count the ledger, if there is time and somebody to ask."""
+    if pipeline.health.is_away or patience.stop.working.is_set():
+        return None
+    with anyio.move_on_after(min(_LAST_COUNT_S, patience.left_s - _SPARE_S)):
+        with suppress(StoreUnavailable):
             return await store.counts()
-        except StoreUnavailable:
-            return None
     return None

@@ -129,6 +129,7 @@ class PostgresStore:
         self._after = head.batch_no
         until = asked_at + config.lease_s
         lease = Lease(claim_id, head.batch_no, head.claimed_at, asked_at, until, head.found)
+        lease.suspect = head.suspect
         key_until = self._key_until(asked_at, head.key_age_s)
         lease.targets = [
             Target(
@@ -176,6 +177,7 @@ class PostgresStore:
         self._low_water = min(row.due_at for row in rows)
         until = asked_at + config.lease_s
         lease = Lease(claim_id, None, taken[0].claimed_at, asked_at, until)
+        lease.suspect = taken[0].suspect
         lease.targets = [
             Target(
                 row.member_id,

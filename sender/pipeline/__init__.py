@@ -35,6 +35,7 @@ class Pipeline:
 
     Attributes:
         traffic: what this process has done so far.
+        health: whether the store answers.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Pipeline:
         self._config = config
         self._stop = stop
         self._workers_started = 0
-        health = StoreHealth(observer)
+        health = self.health = StoreHealth(observer)
         self._finisher = Finisher(store, observer, config, self.traffic, health)
         self._producer = Producer(
             store, self._finisher, observer, config, self.traffic, health, stop

@@ -227,21 +227,20 @@ class Pacer:
         missed: list[Target] = []
         while self._slots and self._slots[0][0] <= time.monotonic():
             slot_at, permit = self._slots.popleft()
-            if not self._is_missed(slot_at, permit):
-                await self._pace.leave()
-            if self._is_missed(slot_at, permit):
+            if self._pace.is_missed(slot_at, time.monotonic()):
                 missed.append(permit.target)
-            else:
-                self._traffic.permits_out += 1
-                self._more_workers()
-                permits.send_nowait(permit)
+                continue
+            # At most a burst is waited for, and what was waited for is used: the next slot is late
+            # by as much, and a permit thrown away would make it later still.
+            await self._pace.leave()
+            if self._stop.is_set or time.monotonic() - permit.looked_at >= LOOK_VALID_S:
+                missed.append(permit.target)
+                continue
+            self._traffic.permits_out += 1
+            self._more_workers()
+            permits.send_nowait(permit)
         for target in reversed(missed):
             self.give_back(target)
-
-    def _is_missed(self, slot_at: float, permit: Permit) -> bool:
-        now = time.monotonic()
-        old = now - permit.looked_at >= LOOK_VALID_S
-        return old or self._pace.is_missed(slot_at, now) or self._stop.is_set
 
     def _unslot(self) -> None:
         """Put slotted rows back in front of the waiting ones."""

@@ -71,9 +71,16 @@ class Producer:
         if lease is None:
             await self._idle()
             return
+        alone = self._finisher.rows_in_hand == 0
         self._finisher.hold(lease)
+        if lease.suspect and not alone:
+            self._finisher.hand_back(lease.targets)
+            await self._until_all_is_written()
+            return
         for target in lease.targets:
             await self._enqueue(target, queue)
+        if lease.suspect:
+            await self._until_all_is_written()
 
     # --- claiming ---------------------------------------------------------------------------------
 
@@ -169,6 +176,11 @@ class Producer:
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             await self._stop.claiming.wait()
+
+    async def _until_all_is_written(self) -> None:
+        """Have nothing in hand: a row that kills the process must not take others with it."""
+        while self._finisher.rows_in_hand and not self._stop.is_set:
+            await self._until_written()
 
     async def _until_written(self) -> None:
         with anyio.move_on_after(_IDLE_S):

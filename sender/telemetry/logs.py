@@ -75,10 +75,10 @@ def configure_logging(
     _route_libraries()
 
 
-def close_logging() -> None:
-    """Write what waits. Called at exit too."""
+def close_logging(timeout_s: float = 2.0) -> None:
+    """Write what waits, for at most `timeout_s` seconds. Called at exit too."""
     if _output.writer:
-        _output.writer.close()
+        _output.writer.close(timeout_s)
         _output.writer = None
 
 

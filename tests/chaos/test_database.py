@@ -119,7 +119,6 @@ async def test_a_database_gone_deaf(
         figure(f"deaf for {AWAY_S:g} s, then {then}: {late} requests, then none; 0 repeats")
 
 
-@pytest.mark.xfail(reason="the last count and the pool's end are not inside the grace")
 async def test_sigterm_while_the_database_is_deaf(
     begin: Begin, dsn: str, figure: Callable[[str], None]
 ) -> None:

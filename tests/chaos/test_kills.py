@@ -77,7 +77,6 @@ async def test_killed_at_named_points(begin: Begin, figure: Callable[[str], None
     )
 
 
-@pytest.mark.xfail(reason="single rows of a lost batch are claimed and lost together again")
 @pytest.mark.parametrize("member", [13, 1, 60] if LONG else [13])
 async def test_a_row_that_kills_the_process_costs_itself(
     begin: Begin, figure: Callable[[str], None], member: int
