@@ -30,7 +30,7 @@ def render(folder: Path) -> list[Manifest]:
         _patch(found, yaml.safe_load(patch["patch"]))
     for image in wanted.get("images", ()):
         for container in _containers(found):
-            if container["image"] == image["name"]:
+            if container["image"].partition(":")[0] == image["name"]:
                 container["image"] = f"{image['newName']}:{image['newTag']}"
     return found
 

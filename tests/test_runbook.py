@@ -1,0 +1,240 @@
+"""README.md and RUNBOOK.md: their commands run, or fit the manifests; every end is explained.
+
+`sender` and `psql` run in the order of the document against a campaign with a bit of everything.
+"""
+
+import asyncio
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from conftest import add_targets
+from documents import DOCUMENTS, ROOT, Command, all_commands, blocks, commands
+from kustomize import NAME, Manifest, of_kind, render
+from manifest_rules import manifests_of, wrong
+
+from sender import exit_code
+from sender.dev.fake_provider import start_process, stop_process
+from sender.dev.postgres import EmbeddedPostgres
+from sender.domain import Counts
+from sender.errors import ConfigurationError
+from sender.pipeline import StopReason
+from sender.settings import all_names
+
+pytestmark = pytest.mark.slow
+
+BASE = ROOT / "k8s" / "base"
+# What else people are told to type: run by others, or by nobody but a person.
+BY_OTHERS = {"pip", "pytest", ".ci/run", "export", "kubectl", "docker", "curl"}
+SERVERS = {"fake-provider"}
+TRIED = {"sender", "psql"}
+
+
+# --- What can run ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mail_url() -> Iterator[str]:
+    process, url = start_process()
+    yield url
+    stop_process(process)
+
+
+@pytest.fixture
+async def ready(
+    dsn: str, mail_url: str, postgres: EmbeddedPostgres, tmp_path: Path
+) -> dict[str, str]:
+    """An environment in which the documents' commands have something to work on."""
+    await add_targets(dsn, "spring", 20)
+    programs = (Path(sys.executable).parent, postgres.bin_dir)
+    path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
+    return {
+        "PATH": path,
+        "HOME": str(tmp_path),
+        "USER": "oncall",
+        "DB_DSN": dsn,
+        "CAMPAIGN_ID": "spring",
+        "MAIL_URL": mail_url,
+    }
+
+
+def run(command: Command, env: dict[str, str], cwd: Path) -> None:
+    line = command.line.removeprefix("uv run ")
+    if command.words[:2] == ("sender", "demo"):
+        line = f"sender demo --targets 60 {' '.join(command.words[4:])}"  # the same, shorter
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    assert "warning:" not in ran.stderr, ran.stderr
+
+
+async def after_a_bad_night(dsn: str) -> None:
+    """Rows that failed, and rows in doubt."""
+    key = {"state": "in_doubt", "reason": "key_too_old", "key_used_at": "2026-01-01"}
+    await add_targets(dsn, "spring", 2, first=4711, **key)
+    await add_targets(dsn, "spring", 1, first=30, state="failed", reason="http_422")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_commands_run(document: str, ready: dict[str, str], tmp_path: Path) -> None:
+    if document == "RUNBOOK.md":
+        await after_a_bad_night(ready["DB_DSN"])
+    tried = 0
+    for command in commands(document):
+        if command.program in TRIED and not SERVERS & set(command.words[1:2]):
+            await asyncio.to_thread(run, command, ready, tmp_path)
+            tried += 1
+    assert tried >= 6
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in all_commands("sender") if SERVERS & set(c.words[1:2])], ids=str
+)
+def test_servers_begin_to_serve(command: Command) -> None:
+    words = [re.sub(r"^8025$", "0", word) for word in command.words[1:]]
+    process = subprocess.Popen([sys.executable, "-m", "sender", *words], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        assert process.stdout.readline()
+    finally:
+        stop_process(process)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_there_is_nothing_to_type_that_no_test_looks_at(document: str) -> None:
+    assert {command.program for command in commands(document)} <= TRIED | BY_OTHERS
+
+
+@pytest.mark.parametrize("command", all_commands("export"), ids=str)
+def test_what_is_exported_is_a_setting(command: Command) -> None:
+    names = {word.partition("=")[0].removesuffix("_FILE") for word in command.words[1:]}
+    assert names <= set(all_names())
+
+
+# --- What is typed at a cluster -------------------------------------------------------------------
+
+FLAGS = {
+    "apply": {"-k"},
+    "create": {"--from", "--from-file"},
+    "delete": {"-l", "--grace-period", "--force"},
+    "describe": {"-l"},
+    "get": {"-l"},
+    "logs": {"-l", "--tail"},
+    "patch": {"-p"},
+}
+WITH_VALUE = {"-k", "-l", "-p"}
+KINDS = {"cronjob", "job", "jobs", "pod", "secret"}
+JOB_NAME = "batch.kubernetes.io/job-name"
+
+
+def parsed(words: tuple[str, ...]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Plain words and flags with their values."""
+    plain: list[str] = []
+    flags: list[tuple[str, str]] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            plain.append(word)
+        elif word in WITH_VALUE:
+            flags.append((word, next(rest)))
+        else:
+            name, _, value = word.partition("=")
+            flags.append((name, value))
+    return plain, flags
+
+
+def patched(cronjob: Manifest, patch: str) -> Manifest:
+    cronjob["spec"].update(json.loads(patch)["spec"])
+    return cronjob
+
+
+def check_flag(flag: str, value: str, made: set[str], keys: list[str]) -> None:
+    found = manifests_of(render(BASE))
+    match flag:
+        case "-k":
+            assert (ROOT / value / NAME).exists()
+        case "-l":
+            name, _, text = value.partition("=")
+            labels = found.once["template"]["metadata"]["labels"]
+            assert text in made if name == JOB_NAME else labels[name] == text
+        case "-p":
+            kubernetes_validate.validate(patched(found.cronjob, value), "1.30", strict=True)
+            assert set(wrong(found)) <= {"suspended"}
+        case "--from":
+            assert value == f"cronjob/{found.cronjob['metadata']['name']}"
+        case "--from-file":
+            keys.append(value)
+        case _:
+            assert flag in {"--tail", "--grace-period", "--force"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_kubectl_names_what_there_is(document: str) -> None:
+    found = manifests_of(render(BASE))
+    made: set[str] = set()
+    for command in [c for c in commands(document) if c.program == "kubectl"]:
+        (verb, *objects), flags = parsed(command.words[1:])
+        assert {flag for flag, _ in flags} <= FLAGS[verb], command
+        keys: list[str] = []
+        if objects:
+            kind, _, name = objects[0].partition("/")
+            assert kind in KINDS, command
+            assert name in ("", found.cronjob["metadata"]["name"]), command
+            made |= {objects[1]} if (verb, kind) == ("create", "job") else set()
+        for flag, value in flags:
+            check_flag(flag, value, made, keys)
+        if objects[:1] == ["secret"]:
+            (volume,) = found.pod["volumes"]
+            assert volume["secret"]["secretName"] == objects[-1]
+            assert set(keys) == {Path(v).name for n, v in found.env.items() if n.endswith("_FILE")}
+
+
+@pytest.mark.parametrize("command", all_commands("docker"), ids=str)
+def test_an_image_is_built_as_the_manifests_name_it(command: Command) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for name in re.findall(r"--build-arg (\w+)=", command.line):
+        assert re.search(rf"^ARG {name}\b", dockerfile, re.MULTILINE)
+    tag = command.words[command.words.index("--tag") + 1]
+    assert tag == manifests_of(render(BASE)).container["image"]
+
+
+@pytest.mark.parametrize("text", list(blocks("RUNBOOK.md", "yaml")))
+def test_the_overlay_shown_is_right(text: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    place = tmp_path / text.partition("\n")[0].removeprefix("# ")
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    rendered = render(place.parent)
+    assert list(wrong(manifests_of(rendered))) == []
+    image = yaml.safe_load(text)["images"][0]
+    assert manifests_of(rendered).container["image"] == f"{image['newName']}:{image['newTag']}"
+    assert of_kind(rendered, "ConfigMap")["data"]["CAMPAIGN_ID"] == "spring"
+
+
+# --- Every end is explained -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", StopReason, ids=lambda reason: reason.name)
+def test_each_reason_to_end_is_in_the_runbook_with_its_code(reason: StopReason) -> None:
+    done = reason is StopReason.DONE
+    counts = Counts(sent=1, failed=0, in_doubt=0, skipped=0, pending=0 if done else 1, sending=0)
+    code, _ = exit_code.decide(reason, counts, 0.01)
+    assert f"| {reason.value} | {code} |" in (ROOT / "RUNBOOK.md").read_text()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, ConfigurationError.exit_code, 137, 143])
+def test_each_exit_code_is_in_the_runbook(code: int) -> None:
+    assert f"\n| {code} | " in (ROOT / "RUNBOOK.md").read_text()
