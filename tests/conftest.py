@@ -1,9 +1,9 @@
 """One server a session, one migrated template database, a clone a test."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import LiteralString, cast
+from typing import Any, LiteralString, cast
 
 import psycopg
 import pytest
@@ -96,3 +96,24 @@ async def add_targets(
             values = (v(member_id) if callable(v) else v for v in columns.values())
             await copy.write_row((campaign, member_id, *values))
     return None
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Tell a trial's figure; it is printed at the end, a line each."""
+    return lambda text: record_property("figure", text)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    lines = [
+        (report.nodeid.rpartition("::")[2], value)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == "figure"
+    ]
+    if lines:
+        terminalreporter.section("trials")
+        for name, value in sorted(lines):
+            terminalreporter.write_line(f"{name.removeprefix('test_'):<58} {value}")

@@ -1,7 +1,7 @@
-"""The trials' fixtures, and their figures at the end.
+"""The trials' fixtures.
 
-pytest tests/chaos -m chaos                       the short form, for every change
-SENDER_CHAOS=long pytest tests/chaos -m chaos     the long form
+pytest -m chaos                       the short form, for every change
+SENDER_CHAOS=long pytest -m chaos     the long form
 """
 
 import os
@@ -24,27 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.chaos)
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    lines = [
-        (report.nodeid.rpartition("::")[2], value)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", "") == "call"
-        for name, value in report.user_properties
-        if name == "figure"
-    ]
-    if lines:
-        terminalreporter.section("trials")
-        for name, value in lines:
-            terminalreporter.write_line(f"{name.removeprefix('test_'):<58} {value}")
-
-
-@pytest.fixture
-def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Tell the trial's figure; it is printed at the end."""
-    return lambda text: record_property("figure", text)
 
 
 type Begin = Callable[..., Any]

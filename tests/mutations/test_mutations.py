@@ -40,7 +40,18 @@ def remove(mutation: Mutation, top: Path) -> None:
 
 def red_tests(top: Path) -> set[str]:
     run = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", GUARD_TESTS, "-q", "-p", "no:cacheprovider"],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "pytest",
+            GUARD_TESTS,
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+        ],
         cwd=top,
         env={**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
