@@ -184,7 +184,7 @@ class Demo:
 
     def assert_gone(self) -> None:
         """No process and no directory is left; the database's guard may take a moment to end."""
-        left = psutil.wait_procs(self.processes(), timeout=5)[1]
+        left = psutil.wait_procs(self.processes(), timeout=20)[1]
         assert left == []
         assert list(self.directory.iterdir()) == []
 
