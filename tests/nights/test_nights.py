@@ -87,9 +87,12 @@ async def test_three_nights(
         told = nights.cron.jobs[-1].end.reason
         assert told == ("PodFailurePolicy" if doubt else "")
         found = await nights.trial.reckon()
-        assert found.total() == ROWS
-        assert (found["failed"], found["skipped"]) == (len(REFUSED), len(OPTED_OUT))
-        assert found["in_doubt"] == doubt == 0, "in doubt without need"
+        assert (found.total(), found["skipped"]) == (ROWS, len(OPTED_OUT))
+        # A machine so busy that the grace ran out may leave a row unsettled at the end of a night.
+        killed = sum(pod.killed for job in nights.cron.jobs for pod in job.pods)
+        assert found["in_doubt"] == doubt
+        assert doubt == 0 or killed > 1, "in doubt without need"
+        assert 0 <= len(REFUSED) - found["failed"] <= doubt
         stats = await nights.trial.mail.stats()
         pods = sum(len(job.pods) for job in nights.cron.jobs)
         figure(
