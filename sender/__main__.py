@@ -6,6 +6,7 @@
 
 import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
@@ -13,7 +14,7 @@ def main() -> None:
     if sys.argv[1:] == ["run"] and not sys.stdout.isatty():
         # The first process of a container gets no signal that it does not ask for. Until the run
         # listens itself nothing is claimed, and ending at once is right.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        _ = signal.signal(signal.SIGTERM, _end)
         # What httpx and structlog import only to be pretty: they do without where it is missing.
         sys.modules.update({"httpx._main": None, "rich": None})  # pyright: ignore[reportArgumentType, reportCallIssue]
         from sender.commands import run
@@ -23,6 +24,10 @@ def main() -> None:
     from sender.cli import main as cli
 
     sys.exit(cli())
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(1)
 
 
 if __name__ == "__main__":
