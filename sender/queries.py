@@ -174,7 +174,8 @@ FROM lease l LEFT JOIN rows r ON true
 # CLAIM SINGLE ROWS that are due again: retries, requeued and released rows, and rows whose single
 # lease was lost. While leased, a row's `not_before` is its lease's end, so it comes back by itself
 # and no rescuer is needed. A row whose content changed while its key may be in use goes in doubt. A
-# row that was lost together with others too often is claimed alone.
+# row that was lost together with others too often is claimed alone. A lost claim ended without a
+# known answer: it counts in `unknowns`, so that a row it may have sent never ends as failed.
 # Index: campaign_targets_due; `low_water` lets the scan start behind entries that are dead.
 CLAIM_DUE: Final[LiteralString] = f"""
 WITH due AS MATERIALIZED (
@@ -207,6 +208,7 @@ SET state = CASE WHEN d.changed THEN 'in_doubt' ELSE 'sending' END,
     not_before = CASE WHEN NOT d.changed
         THEN clock_timestamp() + %(lease_s)s::float8 * interval '1 s' END,
     lost_claims = t.lost_claims + (d.state = 'sending')::int,
+    unknowns = t.unknowns + (d.state = 'sending')::int,
     key_used_at = coalesce(d.key_used_at, clock_timestamp()),
     content_hash = coalesce(t.content_hash, {CONTENT_HASH}),
     reason = CASE WHEN d.changed THEN 'changed_while_open' ELSE t.reason END,
@@ -501,6 +503,7 @@ WITH stuck AS MATERIALIZED (
 UPDATE campaign_targets t
 SET state = CASE WHEN s.why IS NULL THEN 'pending' ELSE 'in_doubt' END,
     lost_claims = t.lost_claims + (t.state = 'sending')::int,
+    unknowns = t.unknowns + (t.state = 'sending')::int,
     not_before = CASE WHEN s.why IS NULL THEN clock_timestamp() END,
     claim_id = NULL, lease_until = NULL, reason = coalesce(s.why, t.reason),
     outcome_at = CASE WHEN s.why IS NULL THEN t.outcome_at ELSE clock_timestamp() END

@@ -21,6 +21,7 @@ from sender.domain import Control, Counts, Fate, Lease, Outcome, State, Target, 
 from sender.ports import Due, Look, Recorded, Remaining, Settled
 
 _LEDGER_TIMEOUT_S: Final = 300.0
+_FROM_THE_START_EVERY_S: Final = 30.0
 _LOW_WATER_RESET_S: Final = 60.0
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -58,6 +59,7 @@ class PostgresStore:
         self._config = config
         self._database = Database(config.dsn)
         self._after = 0
+        self._after_since = time.monotonic()
         self._low_water = _LONG_AGO
         self._low_water_set_at = 0.0
 
@@ -103,6 +105,11 @@ class PostgresStore:
             The lease, or None if no batch can be claimed now, and the rows that were put in doubt
             because they changed while open. A lease may have no targets: finish it.
         """
+        # Batches behind the cursor come free when another run's lease ends; they must not wait for
+        # the end of the list, where their keys may be too old.
+        now = time.monotonic()
+        if now - self._after_since >= min(_FROM_THE_START_EVERY_S, self._config.lease_s):
+            self._after, self._after_since = 0, now
         lease, changed = await self._claim_batch_after(self._after)
         if lease is None and self._after:
             self._after = 0
@@ -137,7 +144,7 @@ class PostgresStore:
                 row.email,
                 row.vars,
                 row.attempts,
-                row.unknowns,
+                row.unknowns + (head.found is not None),
                 head.found,
                 key_until,
                 lease,
@@ -258,6 +265,7 @@ class PostgresStore:
         """
         plain = [o for o in outcomes if _is_plain_sent(o)]
         others = [o for o in outcomes if not _is_plain_sent(o)]
+        stamps = _stamps_to_keep(outcomes, fates)
         asked_at = time.monotonic()
         row = await self._database.one(
             queries.FINISH,
@@ -265,7 +273,7 @@ class PostgresStore:
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
                 "batches": json.dumps(_fates(outcomes, fates)),
-                "others": json.dumps([_as_json(o) for o in others]),
+                "others": json.dumps([_as_json(o) for o in (*others, *stamps)]),
                 "sent_ids": _array(o.target.member_id for o in plain),
                 "sent_batches": _array(o.target.lease.batch_no or 0 for o in plain),
             },
@@ -363,6 +371,23 @@ def _is_plain_sent(outcome: Outcome) -> bool:
     return outcome.state is State.SENT and outcome.target.lease.batch_no is not None
 
 
+def _stamps_to_keep(outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> list[Outcome]:
+    """Rows of a batch that was lost before and is done now, if they end without an outcome.
+
+    They were skipped, and the lost claim may have sent them: the age of their key goes to the row,
+    or a member who opts in again one day would be mailed under it as if it were new. Those that
+    have an outcome by now are not first attempts any more and the statement passes over them.
+    """
+    lost = [x for x, fate in fates.items() if fate is Fate.DONE and x.found_key_used_at is not None]
+    settled: set[Target] = {o.target for o in outcomes} if lost else set()
+    return [
+        Outcome(t, State.PENDING, key_used_at=t.key_used_at)
+        for x in lost
+        for t in x.targets
+        if t not in settled
+    ]
+
+
 def _as_json(outcome: Outcome) -> dict[str, object]:
     target, used = outcome.target, outcome.key_used_at
     return {
@@ -371,7 +396,8 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
         "claim_id": str(target.lease.claim_id),
         "state": outcome.state,
         "charged": int(outcome.charged),
-        "unknown": int(outcome.unknown),
+        # A batch that was lost before this claim: its claim ended without a known answer.
+        "unknown": int(outcome.unknown) + (target.lease.found_key_used_at is not None),
         "delay_s": outcome.delay_s,
         "key_used_at": used and used.isoformat(),
         "content_hash": used and content_hash(target.email, target.variables).hex(),

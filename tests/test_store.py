@@ -123,6 +123,19 @@ async def test_a_lost_batch_is_claimed_again_under_a_new_fence(conn, stores):
     assert await finish(alive, *(settle(t) for t in again.targets)) == ids(again)
 
 
+async def test_a_batch_that_comes_free_behind_the_cursor_does_not_wait_for_the_end(conn, stores):
+    await add_targets(conn, CAMPAIGN, 50)
+    dead, alive = await stores.open(), await stores.open()
+    await dead.build()
+    assert (await claim(dead)).batch_no == 1
+    assert (await claim(alive)).batch_no == 2
+    await conn.execute("UPDATE campaign_batches SET lease_until = now() WHERE batch_no = 1")
+    assert (await claim(alive)).batch_no == 3
+    alive._after_since -= 30
+    assert (await claim(alive)).batch_no == 1
+    assert (await claim(alive)).batch_no == 4
+
+
 async def test_a_lost_single_row_comes_back_and_the_late_write_is_refused(conn, stores):
     await add_targets(conn, CAMPAIGN, 1, not_before="2020-01-01")
     dead, alive = await stores.open(), await stores.open()
