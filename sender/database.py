@@ -157,9 +157,19 @@ async def connect(dsn: str, within_s: float) -> psycopg.AsyncConnection[Any]:
             left = deadline - time.monotonic()
             if left <= 0 or not is_transient(error):
                 raise DatabaseUnavailable(
-                    f"the database could not be reached within {within_s:.0f} s ({describe(error)})"
+                    f"the database could not be reached within {within_s:.0f} s: {_refusal(error)}"
                 ) from error
             await asyncio.sleep(min(1.0, left))
+
+
+def _refusal(error: psycopg.Error) -> str:
+    """What a server or the network said to a connection attempt.
+
+    Without it nobody could tell a wrong password from a wrong host. It names host, role or database
+    and never a password; libpq gives no code with it.
+    """
+    lines = str(error).splitlines()
+    return lines[-1].rpartition(" failed: ")[2].strip() if lines else describe(error)
 
 
 def conninfo(dsn: str) -> str:

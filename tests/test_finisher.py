@@ -1,0 +1,174 @@
+"""The finisher over a real ledger: nothing it was given is lost, nothing is closed too early."""
+
+import asyncio
+
+from conftest import add_targets
+from ledger import CAMPAIGN, claim, due, expire, ids, states
+from ledger import stores as stores
+
+from sender.domain import Counts, Outcome, State
+from sender.events import DatabaseAway, DatabaseBack, Event, OutcomesAbandoned, WritesRefused
+from sender.pipeline.finisher import Finisher
+from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
+from sender.ports import StoreUnavailable
+from sender.retry import RetryPolicy
+from sender.store import PostgresStore
+
+CONFIG = PipelineConfig(
+    campaign=CAMPAIGN,
+    limit_per_s=500.0,
+    concurrency=10,
+    lease_s=60.0,
+    retry=RetryPolicy(max_attempts=3, base_s=1.0, cap_s=1.0, usable_s=3600.0),
+    flush_s=0.01,
+)
+
+
+class Desk:
+    """A finisher that runs, and what it told."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.events: list[Event] = []
+        self.traffic = Traffic()
+        health = StoreHealth(self.events.append)
+        self.finisher = Finisher(store, self.events.append, CONFIG, self.traffic, health)
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def __aenter__(self) -> "Desk":
+        self._run = asyncio.create_task(self.finisher.run())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.finisher.close()
+        async with asyncio.timeout(20):
+            await self._run
+
+
+async def opened(conn, stores, rows: int) -> PostgresStore:
+    await add_targets(conn, CAMPAIGN, rows)
+    store = await stores.open()
+    await store.build()
+    return store
+
+
+async def test_what_is_settled_while_a_write_runs_is_written_by_the_next(conn, stores):
+    store = await opened(conn, stores, 3)
+    lease = await claim(store)
+    begun, go_on, finish = asyncio.Event(), asyncio.Event(), store.finish
+
+    async def slow(outcomes, fates):
+        begun.set()
+        await go_on.wait()
+        return await finish(outcomes, fates)
+
+    store.finish = slow
+    first, second, third = lease.targets
+    async with Desk(store) as desk:
+        desk.finisher.hold(lease)
+        desk.finisher.settle(Outcome(first, State.SENT))
+        await begun.wait()
+        desk.finisher.settle(Outcome(second, State.SENT))
+        desk.finisher.settle(Outcome(third, State.SENT))
+        go_on.set()
+    assert await store.counts() == Counts(sent=3)
+    assert (desk.traffic.accepted, desk.finisher.rows_in_hand) == (3, 0)
+    assert not desk.told(WritesRefused)
+
+
+async def test_a_batch_is_open_until_its_last_row_is_settled(conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    done = "SELECT done_at IS NOT NULL FROM campaign_batches"
+    async with Desk(store) as desk:
+        desk.finisher.hold(lease)
+        desk.finisher.settle(Outcome(lease.targets[0], State.SENT))
+        async with asyncio.timeout(10):
+            while desk.finisher.rows_in_hand > 1:
+                await desk.finisher.written()
+        assert await (await conn.execute(done)).fetchone() == (False,)
+        desk.finisher.settle(Outcome(lease.targets[1], State.SENT))
+    assert await (await conn.execute(done)).fetchone() == (True,)
+
+
+async def test_rows_handed_back_are_free_at_once(conn, stores):
+    store = await opened(conn, stores, 3)
+    lease = await claim(store)
+    async with Desk(store) as desk:
+        desk.finisher.hold(lease)
+        desk.finisher.settle(Outcome(lease.targets[0], State.SENT))
+        desk.finisher.hand_back(lease.targets[1:])
+    other = await stores.open()
+    assert ids(await claim(other)) == [2, 3]
+
+
+async def test_single_rows_handed_back_are_due_at_once_and_as_they_were(conn, stores):
+    await add_targets(conn, CAMPAIGN, 1, not_before="2020-01-01", attempts=2, reason="http_503")
+    store = await stores.open()
+    lease = await due(store)
+    async with Desk(store) as desk:
+        desk.finisher.hold(lease)
+        desk.finisher.hand_back(lease.targets)
+    again = await due(await stores.open())
+    assert [(t.attempts, t.key_used_at) for t in again.targets] == [(2, None)]
+    cursor = await conn.execute("SELECT reason FROM campaign_targets")
+    assert await cursor.fetchone() == ("http_503",)
+
+
+async def test_outcomes_are_kept_while_the_store_is_away_and_written_when_it_is_back(conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    finish, failures, behind = store.finish, iter(range(3)), []
+
+    async def away(outcomes, fates):
+        if next(failures, None) is not None:
+            raise StoreUnavailable("OperationalError")
+        behind.append(desk.finisher.is_behind)
+        return await finish(outcomes, fates)
+
+    store.finish = away
+    async with Desk(store) as desk:
+        desk.finisher.hold(lease)
+        for target in lease.targets:
+            desk.finisher.settle(Outcome(target, State.SENT))
+    assert await store.counts() == Counts(sent=2)
+    assert behind == [True]
+    assert not desk.finisher.is_behind
+    assert [len(desk.told(kind)) for kind in (DatabaseAway, DatabaseBack)] == [1, 1]
+
+
+async def test_what_could_not_be_written_is_told(conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    tried = asyncio.Event()
+
+    async def away(outcomes, fates):
+        tried.set()
+        raise StoreUnavailable("OperationalError")
+
+    store.finish = away
+    desk = Desk(store)
+    run = asyncio.create_task(desk.finisher.run())
+    desk.finisher.hold(lease)
+    desk.finisher.settle(Outcome(lease.targets[0], State.SENT))
+    await tried.wait()
+    desk.finisher.settle(Outcome(lease.targets[1], State.SENT))
+    run.cancel()
+    await asyncio.wait([run])
+    desk.finisher.abandon()
+    assert desk.told(OutcomesAbandoned) == [OutcomesAbandoned(CAMPAIGN, 2)]
+
+
+async def test_refused_writes_are_counted_and_told(conn, stores):
+    store = await opened(conn, stores, 2)
+    lost = await claim(store)
+    await expire(conn)
+    await claim(await stores.open())
+    async with Desk(store) as desk:
+        desk.finisher.hold(lost)
+        for target in lost.targets:
+            desk.finisher.settle(Outcome(target, State.SENT))
+    assert await states(conn) == {1: "pending", 2: "pending"}
+    assert (desk.traffic.accepted, desk.traffic.refused_writes) == (0, 2)
+    assert desk.told(WritesRefused) == [WritesRefused(CAMPAIGN, 2)]
