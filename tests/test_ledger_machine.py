@@ -175,8 +175,8 @@ class Process:
 
     def age(self, seconds: float) -> None:
         delta = timedelta(seconds=seconds)
-        self.store._low_water -= delta
         self.store._low_water_set_at -= seconds
+        self.store._after_since -= seconds
         for lease in self.leases:
             lease.claimed_at -= delta
             lease.first_use_at -= seconds
@@ -546,3 +546,95 @@ def test_any_order_of_claims_kills_and_changes(environment):
 @pytest.mark.skipif(os.environ.get("SENDER_CHAOS") != "long", reason="the long form")
 def test_any_order_of_claims_kills_and_changes_for_long(environment):
     _run(environment, max_examples=3000, stateful_step_count=60, print_blob=True)
+
+
+# --- sequences found on the way, step by step -----------------------------------------------------
+
+
+@pytest.fixture
+def machine(environment) -> Iterator[LedgerMachine]:
+    """A campaign of one row in one batch, ended as every example is."""
+    LedgerMachine.environment = environment
+    machine = LedgerMachine()
+    machine.begin([0])
+    yield machine
+    machine.the_ledger_is_in_order()
+    machine.teardown()
+
+
+def _play(machine: LedgerMachine, *steps: tuple[Any, ...]) -> dict[int, str]:
+    for step in steps:
+        machine.step(step)
+        machine.the_ledger_is_in_order()
+    return machine.states()
+
+
+_LOSE = (("claim_and_request", 0, ["accepted"] * 3), ("kill", 0, True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        # Seen at the look of the next claim, before that claim, before the batch is split or swept.
+        [("claim", 1), ("opt_out_or_in", 0), ("request", 1, ["accepted"]), ("record", 1, 0, 0, 1)],
+        [("opt_out_or_in", 0), ("claim", 1), ("record", 1, 0, False, True)],
+        [("opt_out_or_in", 0), ("a_window_passes",), ("keep_in_order", 1)],
+    ],
+)
+def test_who_opts_out_of_a_lost_claim_and_in_again_much_later_is_not_mailed_as_if_new(
+    machine, meanwhile
+):
+    told = _play(machine, *_LOSE, *meanwhile)
+    assert told == {10: "skipped"}
+    told = _play(machine, ("a_window_passes",), ("opt_out_or_in", 0), ("keep_in_order", 1))
+    _play(machine, ("claim_and_request", 1, ["accepted"]))
+    assert machine.provider.delivered == [10]
+
+
+@pytest.mark.slow
+def test_a_lost_batch_is_claimed_whole_by_a_run_with_smaller_batches(machine):
+    machine.load_late([20, 30], 0)
+    _play(machine, ("record", 0, 0, False, True))
+    machine.sql("DELETE FROM campaign_batches WHERE campaign_id = %(campaign)s")
+    _play(machine, *_LOSE)
+    assert sorted(machine.provider.delivered) == [10, 20, 30]
+    # The second process takes one row a claim; it must not leave the others without their stamp.
+    _play(machine, ("claim", 1))
+    assert len(machine.processes[1].queue) == 3
+
+
+@pytest.mark.slow
+def test_rows_loaded_into_a_lost_range_do_not_push_its_rows_out(machine):
+    machine.load_late([20, 30], 0)
+    machine.sql("DELETE FROM campaign_batches WHERE campaign_id = %(campaign)s")
+    _play(machine, *_LOSE, ("load_late", [11, 12, 13], 0), ("claim", 0))
+    assert [t.member_id for t in machine.processes[0].queue] == [10, 20, 30]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("singly", [False, True])
+def test_a_row_that_a_lost_claim_may_have_sent_never_ends_as_failed(machine, singly):
+    if singly:
+        machine.sql(
+            "UPDATE campaign_targets SET not_before = now() WHERE campaign_id = %(campaign)s"
+        )
+    fails = ("claim_request_and_record", 1, ["failed"])
+    told = _play(machine, *_LOSE, fails, ("a_lease_passes",), fails)
+    assert told == {10: "in_doubt"}
+
+
+@pytest.mark.slow
+def test_a_look_does_not_name_rows_of_a_batch_that_is_lost(machine):
+    _play(machine, ("claim", 0), ("a_lease_passes",))
+    process = machine.processes[0]
+    look = machine.do(process.store.look(process.queue))
+    assert (look.ready, len(look.lost)) == (frozenset(), 1)
+
+
+@pytest.mark.slow
+def test_a_row_that_changes_its_priority_stays_with_the_claim_that_has_it(machine):
+    _play(machine, ("claim", 0))
+    machine.write("priority = 1", 10)
+    _play(machine, ("keep_in_order", 1), ("claim", 1))
+    assert machine.processes[1].queue == []
