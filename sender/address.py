@@ -7,6 +7,7 @@ standard, exist, and receive mail, which is why no strict validator is used.
 
 import re
 from typing import Final
+from unicodedata import category
 
 # One @ between a local part and a host, nothing that separates or ends an address or a line.
 _ONE_ADDRESS: Final = re.compile(
@@ -29,6 +30,8 @@ def fault(email: str | None) -> str | None:
         return "address_too_long"
     if not _ONE_ADDRESS.fullmatch(email):
         return "address_invalid"
+    if not email.isascii() and any(category(c)[0] in "CZ" for c in email):
+        return "address_invalid"  # invisible characters, and blanks of every script
     host = email.rpartition("@")[2]
     if host.startswith((".", "-")) or host.endswith("-") or ".." in host:
         return "address_invalid"

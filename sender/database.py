@@ -133,8 +133,8 @@ class Database:
                 | psycopg.errors.InsufficientPrivilege,
             ):
                 raise SchemaError(
-                    f"the database lacks what this program needs ({describe(error)}); "
-                    "run: sender migrate"
+                    f"the database lacks what this program needs: {error.diag.message_primary}; "
+                    "see: sender check"
                 ) from error
             raise
 

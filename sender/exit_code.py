@@ -20,7 +20,9 @@ def decide(reason: StopReason, counts: Counts | None, failed_ratio_limit: float)
         case _:
             pass
     if counts is None:
-        return 1, f"{reason.value}; the database could not be asked how many rows are open"
+        return 1, f"{reason.value}; how many rows are open was not counted"
+    if counts.total == 0:
+        return 78, "the campaign has no rows any more: they were deleted while it ran"
     if counts.open:
         return 1, f"{reason.value}; {counts.open} rows are open, start it again and it goes on"
     if counts.in_doubt:

@@ -184,7 +184,7 @@ WITH due AS MATERIALIZED (
                AS changed
     FROM campaign_targets t
     WHERE t.campaign_id = %(campaign)s AND t.not_before <= statement_timestamp()
-      AND t.not_before >= %(low_water)s::timestamptz
+      AND t.not_before >= to_timestamp(%(low_water)s::float8)
       AND t.state IN ('pending', 'sending') AND t.sent_at IS NULL AND t.opted_out_at IS NULL
       AND (t.key_used_at IS NULL
            OR t.key_used_at > statement_timestamp() - %(usable_s)s::float8 * interval '1 s')
@@ -217,7 +217,7 @@ FROM taken d
 WHERE t.campaign_id = %(campaign)s AND t.member_id = d.member_id
 RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used_at AS found,
           extract(epoch FROM clock_timestamp() - d.key_used_at)::float8 AS key_age_s,
-          d.not_before AS due_at, d.alone AS suspect, d.changed,
+          extract(epoch FROM d.not_before)::float8 AS due_at, d.alone AS suspect, d.changed,
           clock_timestamp() AS claimed_at
 """
 

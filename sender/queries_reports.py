@@ -60,7 +60,9 @@ WAITING: Final[LiteralString] = """
 SELECT (SELECT max(blocked_until) FROM provider_accounts
         WHERE blocked_until > statement_timestamp()) AS blocked_until,
        (SELECT min(not_before) FROM campaign_targets
-        WHERE campaign_id = %(campaign)s AND not_before IS NOT NULL AND sent_at IS NULL) AS next_due
+        WHERE campaign_id = %(campaign)s AND sent_at IS NULL
+          -- Others may have written instants that no calendar of ours has.
+          AND not_before BETWEEN '1970-01-01' AND '9999-12-31') AS next_due
 """
 
 # LAST_FAILURES: newest first.

@@ -11,6 +11,17 @@ from sender.errors import SchemaError
 # and the back-fill after this version may still be going on: claims ask for `sent_at IS NULL`.
 REQUIRED_VERSION: Final = 4
 
+# What the statements of a run name. A column may be dropped or renamed behind our back.
+_COLUMNS: Final = {
+    "campaign_targets": "campaign_id member_id email sent_at opted_out_at state attempts unknowns"
+    " lost_claims priority not_before claim_id lease_until key_used_at outcome_at content_hash"
+    " reason vars",
+    "campaign_batches": "campaign_id batch_no lo hi priority size claim_id lease_until lost_claims"
+    " key_used_at key_snapshot claimed_ids done_at sent failed in_doubt deferred",
+    "campaigns": "campaign_id control control_at control_by control_why",
+    "provider_accounts": "account next_free_at blocked_until",
+}
+
 
 async def check_schema(conn: AsyncConnection) -> None:
     """Make sure that the database is new enough for this program.
@@ -45,6 +56,26 @@ async def check_schema(conn: AsyncConnection) -> None:
             f"the database is at schema {min(missing) - 1}, this program needs {REQUIRED_VERSION}; "
             "run: sender migrate"
         )
+    gone = await _columns_gone(conn)
+    if gone:
+        raise SchemaError(f"missing in the database, though migrated once: {', '.join(gone)}")
+
+
+async def _columns_gone(conn: AsyncConnection) -> list[str]:
+    """The columns a run needs that are not there any more, as table.column."""
+    async with conn.cursor(row_factory=scalar_row) as cursor:
+        await cursor.execute(
+            """
+            SELECT c.relname || '.' || a.attname
+            FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+            WHERE c.oid = ANY (ARRAY(SELECT to_regclass(t)::oid FROM unnest(%s::text[]) t))
+              AND a.attnum > 0 AND NOT a.attisdropped
+            """,
+            [list(_COLUMNS)],
+        )
+        there = set(await cursor.fetchall())
+    needed = [f"{table}.{name}" for table, names in _COLUMNS.items() for name in names.split()]
+    return [name for name in needed if name not in there]
 
 
 def applied_versions(conn: Connection) -> set[int]:

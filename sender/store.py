@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final, Self
 from uuid import UUID, uuid4
 
@@ -23,7 +22,7 @@ from sender.ports import Due, Look, Recorded, Remaining, Settled
 _LEDGER_TIMEOUT_S: Final = 300.0
 _FROM_THE_START_EVERY_S: Final = 30.0
 _LOW_WATER_RESET_S: Final = 60.0
-_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONG_AGO: Final = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +180,8 @@ class PostgresStore:
         taken = [row for row in rows if not row.changed]
         if not taken:
             return None, changed
-        self._low_water = min(row.due_at for row in rows)
+        # A thousandth less, for what a float cannot hold.
+        self._low_water = min(row.due_at for row in rows) - 0.001
         until = asked_at + config.lease_s
         lease = Lease(claim_id, None, taken[0].claimed_at, asked_at, until)
         lease.suspect = taken[0].suspect

@@ -31,6 +31,10 @@ BROKEN = {
     "a@.example.com": "address_invalid",
     "a@example..com": "address_invalid",
     "a@-example.com": "address_invalid",
+    "a@example.com\u200b": "address_invalid",
+    "\ufeffa@example.com": "address_invalid",
+    "a\u202e@example.com": "address_invalid",
+    "a\u3000b@example.com": "address_invalid",
     "a" * 400 + "@example.com": "address_too_long",
 }
 WHOLE = [

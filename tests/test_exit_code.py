@@ -35,7 +35,8 @@ R = StopReason
         (R.DONE, DONE, 0),
         (R.SIGNAL, DONE, 0),
         (R.DONE, OPEN, 1),
-        (R.DONE, Counts(), 0),
+        (R.DONE, Counts(), 78),
+        (R.SIGNAL, Counts(), 78),
     ],
 )
 def test_the_first_line_that_applies(reason, counts, code):

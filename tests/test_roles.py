@@ -104,3 +104,19 @@ def command(*words: str, dsn: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("instant", ["-infinity", "infinity", "20000-01-01", "0500-01-01 BC"])
+async def test_status_survives_instants_that_no_calendar_of_ours_has(dsn, conn, instant):
+    await add_targets(conn, CAMPAIGN, 1, not_before=instant)
+    seen = command("status", "--json", dsn=as_role(dsn, "sender"))
+    assert seen.returncode == 0, seen.stderr
+    assert json.loads(seen.stdout)["pending"] == 1
+
+
+async def test_a_column_that_is_gone_is_named_before_anything_is_sent(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 1)
+    await conn.execute("ALTER TABLE campaign_targets RENAME COLUMN email TO mail")
+    seen = command("check", dsn=as_role(dsn, "sender"))
+    assert seen.returncode == 78
+    assert "campaign_targets.email" in seen.stdout

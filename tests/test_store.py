@@ -512,3 +512,18 @@ async def test_remaining_follows_the_queue(conn, stores):
     await finish(store, *done, *later)
     remaining = await store.remaining()
     assert (remaining.done, remaining.open_rows) == (6, 14)
+
+
+@pytest.mark.parametrize(
+    ("instant", "is_due"),
+    [("-infinity", True), ("0500-01-01 BC", True), ("infinity", False), ("20000-01-01", False)],
+)
+async def test_instants_that_no_calendar_of_ours_has_are_due_or_not(conn, stores, instant, is_due):
+    await add_targets(conn, CAMPAIGN, 1, not_before=instant)
+    await add_targets(conn, CAMPAIGN, 2, first=10, not_before="2020-01-01")
+    store = await stores.open(batch_size=1)
+    seen = []
+    while (lease := (await store.claim_due())[0]) is not None:
+        seen += ids(lease)
+    assert sorted(seen) == ([1, 10, 11] if is_due else [10, 11])
+    assert (await store.due()).in_s is not None

@@ -20,6 +20,7 @@ from sender.ports import Due, Observer, Settled, StoreUnavailable, TargetStore
 _SWEEP_EVERY_S = 10.0
 _BUILD_EVERY_S = 30.0
 _DUE_EVERY_S = 0.5
+_OPEN_EVERY_S = 1.0
 _IDLE_S = 0.5
 _AWAY_S = 0.5
 _SAY_WAITING_EVERY_S = 10.0
@@ -45,7 +46,7 @@ class Producer:
         self._config = config
         self._traffic = traffic
         self._stop = stop
-        self._sweep_at = self._due_at = self._build_at = self._say_at = 0.0
+        self._sweep_at = self._due_at = self._build_at = self._say_at = self._open_at = 0.0
 
     async def run(self, queue: MemoryObjectSendStream[Target]) -> None:
         """Claim until stopped or done, then close the queue."""
@@ -63,6 +64,7 @@ class Producer:
             await self._until_written()
             return
         if not await self._breaker_allows():
+            await self._end_if_nothing_is_open()
             return
         if self._passed("_sweep_at", _SWEEP_EVERY_S):
             self._tell(await self._store.sweep())
@@ -143,6 +145,13 @@ class Producer:
             self._stop.stop_claiming(StopReason.DONE)
         elif not await self._store.adopt():
             await self._pause(_IDLE_S)
+
+    async def _end_if_nothing_is_open(self) -> None:
+        """While the provider fails another run may finish, or opt-outs leave nothing to send."""
+        if self._finisher.rows_in_hand or not self._passed("_open_at", _OPEN_EVERY_S):
+            return
+        if (await self._store.due()).in_s is None and not (await self._store.counts()).open:
+            self._stop.stop_claiming(StopReason.DONE)
 
     async def _build(self) -> int:
         built = await self._store.build()

@@ -131,6 +131,8 @@ def _route_libraries() -> None:
     root.addHandler(_Libraries())
     root.setLevel(logging.WARNING)
     logging.getLogger("sender").setLevel(logging.INFO)
+    # That the database is away is told once, as our own event.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
 
 
