@@ -7,17 +7,21 @@ cut. A statement that ran into it may have been committed; all statements are sa
 """
 
 import asyncio
+import os
+import re
+import selectors
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from sender.errors import DatabaseUnavailable, SchemaError
+from sender.errors import ConnectionRefused, DatabaseUnavailable, SchemaError
 from sender.ports import StoreUnavailable
 
 # The connection's own limits; a setting in DB_DSN wins.
@@ -38,6 +42,10 @@ _CLOSE_S: Final = 0.2
 # (40), lock time-out (55P03), a server that became read-only (25006), its disk (58).
 _TRANSIENT_CLASSES: Final = ("08", "40", "53", "57", "58")
 _TRANSIENT_CODES: Final = frozenset({"55P03", "25006", "XX000"})
+# What it cannot: the role or its password (28), the name of the database (3D).
+_REFUSAL_CLASSES: Final = ("28", "3D")
+_TRACED_CODE: Final = re.compile(rb'\tErrorResponse\t.* C "([0-9A-Z]{5})"')
+_TRACE_TIMEOUT_S: Final = 5.0
 
 
 def is_transient(error: BaseException) -> bool:
@@ -147,6 +155,7 @@ async def connect(dsn: str, within_s: float) -> psycopg.AsyncConnection[Any]:
         within_s: seconds of trying.
 
     Raises:
+        ConnectionRefused: the server answered and waiting will not change its mind.
         DatabaseUnavailable: nothing answered in time.
     """
     deadline = time.monotonic() + within_s
@@ -154,6 +163,9 @@ async def connect(dsn: str, within_s: float) -> psycopg.AsyncConnection[Any]:
         try:
             return await psycopg.AsyncConnection.connect(conninfo(dsn), autocommit=True)
         except psycopg.Error as error:
+            code = await asyncio.to_thread(_refusal_code, dsn)
+            if code is not None and code.startswith(_REFUSAL_CLASSES):
+                raise ConnectionRefused(f"DB_DSN: {_refusal(error)} ({code})") from error
             left = deadline - time.monotonic()
             if left <= 0 or not is_transient(error):
                 raise DatabaseUnavailable(
@@ -166,10 +178,44 @@ def _refusal(error: psycopg.Error) -> str:
     """What a server or the network said to a connection attempt.
 
     Without it nobody could tell a wrong password from a wrong host. It names host, role or database
-    and never a password; libpq gives no code with it.
+    and never a password.
     """
     lines = str(error).splitlines()
     return lines[-1].rpartition(" failed: ")[2].strip() if lines else describe(error)
+
+
+def _refusal_code(dsn: str) -> str | None:
+    """The SQLSTATE with which the server refuses a connection; None if it does not, or cannot say.
+
+    libpq keeps it to itself (its text may be in any language) except in its trace of the protocol,
+    so this connects once more and reads that, from memory: it may hold what was sent.
+    """
+    try:
+        with os.fdopen(os.memfd_create("trace"), "rb") as trace:
+            connection = pq.PGconn.connect_start(conninfo(dsn).encode())
+            connection.trace(trace.fileno())
+            _go_through(connection)
+            connection.untrace()
+            connection.finish()
+            trace.seek(0)
+            codes = _TRACED_CODE.findall(trace.read())
+    except (AttributeError, OSError, psycopg.Error):  # not every platform can trace
+        return None
+    return codes[-1].decode() if codes else None
+
+
+def _go_through(connection: pq.abc.PGconn) -> None:
+    """Connect to the end, whatever it is, or give up."""
+    give_up_at = time.monotonic() + _TRACE_TIMEOUT_S
+    while connection.status != pq.ConnStatus.BAD and time.monotonic() < give_up_at:
+        wants = connection.connect_poll()
+        if wants not in {pq.PollingStatus.READING, pq.PollingStatus.WRITING}:
+            return
+        reads = wants == pq.PollingStatus.READING
+        with selectors.DefaultSelector() as selector:
+            event = selectors.EVENT_READ if reads else selectors.EVENT_WRITE
+            selector.register(connection.socket, event)
+            selector.select(_TRACE_TIMEOUT_S)
 
 
 def conninfo(dsn: str) -> str:

@@ -5,6 +5,7 @@
     SenderError
     ├── ConfigurationError        78  settings, schema or campaign are wrong; retrying is useless
     │   ├── SettingsError             one line for each wrong setting
+    │   ├── ConnectionRefused         the server knows not this role, password or database
     │   ├── SchemaError               the database is not at the version this program needs
     │   └── CampaignError             the campaign has no rows
     ├── DatabaseUnavailable        1  the database did not answer in time; a later start goes on
@@ -36,6 +37,10 @@ class SettingsError(ConfigurationError):
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
         self.faults = tuple(faults)
+
+
+class ConnectionRefused(ConfigurationError):
+    """The database server answered and refuses the role, its password or the database's name."""
 
 
 class SchemaError(ConfigurationError):

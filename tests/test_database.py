@@ -1,5 +1,7 @@
 """Connections: what a failure means, and how a pooler shows itself."""
 
+import asyncio
+import struct
 from dataclasses import dataclass
 
 import psycopg
@@ -9,7 +11,7 @@ from psycopg.errors import lookup
 from psycopg_pool import PoolTimeout
 
 from sender.database import _configure, connect, conninfo, describe, is_transient
-from sender.errors import DatabaseUnavailable
+from sender.errors import ConnectionRefused, DatabaseUnavailable
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,55 @@ async def test_nobody_there_is_one_clear_line():
         await connect("host=127.0.0.1 port=1 user=u password=secret dbname=d", 0)
 
 
-async def test_what_the_server_says_is_passed_on(postgres):
-    with pytest.raises(DatabaseUnavailable, match='database "no_such_database" does not exist'):
-        await connect(postgres.dsn_of("no_such_database"), 0)
+async def test_a_database_that_does_not_exist_is_told_at_once(postgres):
+    with pytest.raises(ConnectionRefused) as caught:
+        await connect(postgres.dsn_of("no_such_database"), 30)
+    assert str(caught.value) == 'DB_DSN: FATAL:  database "no_such_database" does not exist (3D000)'
+    assert caught.value.exit_code == 78
 
 
-async def test_a_password_is_not(postgres):
+async def test_a_role_that_does_not_exist_is_told_at_once_without_its_password(postgres):
     dsn = make_conninfo(postgres.dsn, user="nobody_here", password="s3cret")
-    with pytest.raises(DatabaseUnavailable, match="nobody_here") as caught:
-        await connect(dsn, 0)
+    with pytest.raises(ConnectionRefused, match=r'"nobody_here" .*\(28000\)') as caught:
+        await connect(dsn, 30)
     assert "s3cret" not in str(caught.value)
+
+
+class Refusing:
+    """A server that refuses every connection with one SQLSTATE, in another language."""
+
+    def __init__(self, code: str) -> None:
+        fields = [("S", "FATAL"), ("V", "FATAL"), ("C", code), ("M", "verweigert: s3cret?")]
+        body = b"".join(k.encode() + v.encode() + b"\0" for k, v in fields) + b"\0"
+        self._answer = b"E" + struct.pack("!i", len(body) + 4) + body
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._refuse, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        return f"host={host} port={port} user=u password=wrong dbname=d sslmode=disable"
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (length,) = struct.unpack("!i", await reader.readexactly(4))
+        await reader.readexactly(length - 4)
+        writer.write(self._answer)
+        await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize("code", ["28000", "28P01", "3D000"])
+async def test_what_the_server_refuses_for_good_is_not_waited_for(code):
+    async with Refusing(code) as dsn:
+        with pytest.raises(ConnectionRefused, match=rf"verweigert.*\({code}\)") as caught:
+            await connect(dsn, 30)
+    assert "wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["57P03", "53300", "08P01"])
+async def test_what_the_server_refuses_for_now_is_tried_until_the_patience_ends(code):
+    async with Refusing(code) as dsn:
+        with pytest.raises(DatabaseUnavailable, match="could not be reached within 0 s"):
+            await connect(dsn, 0)
