@@ -99,7 +99,8 @@ class Lease:
         targets: the rows taken.
         unsettled: those of them that are neither settled nor handed back nor skipped.
         released: rows of it were handed back unsent, so the batch is released, not closed.
-        suspect: it was lost so often that one of its rows may be what kills the process.
+        company: how many rows may be in hand beside it. It was lost so often that its row may be
+            what kills the process, and a death costs all that are in hand.
     """
 
     claim_id: UUID
@@ -111,7 +112,7 @@ class Lease:
     targets: list[Target] = field(default_factory=list)
     unsettled: set[Target] = field(default_factory=set)
     released: bool = False
-    suspect: bool = False
+    company: float = float("inf")
 
 
 # --- What a provider can answer: one class for each line of the table of answers ------------------

@@ -161,11 +161,11 @@ WITH picked AS MATERIALIZED (
         in_doubt = b.in_doubt + (SELECT count(*) FROM doubted)
     FROM picked p
     WHERE b.campaign_id = %(campaign)s AND b.batch_no = (SELECT batch_no FROM picked)
-    RETURNING b.batch_no, b.lost_claims >= {LOST_TOGETHER} AS suspect, p.key_used_at AS found,
+    RETURNING b.batch_no, b.lost_claims, p.key_used_at AS found,
               extract(epoch FROM clock_timestamp() - p.key_used_at)::float8 AS key_age_s,
               clock_timestamp() AS claimed_at
 )
-SELECT l.batch_no, l.suspect, l.claimed_at, l.found, l.key_age_s,
+SELECT l.batch_no, l.lost_claims, l.claimed_at, l.found, l.key_age_s,
        r.member_id, r.email, r.vars, r.attempts, r.unknowns,
        ARRAY(SELECT member_id FROM doubted) AS changed
 FROM lease l LEFT JOIN rows r ON true
@@ -217,7 +217,7 @@ FROM taken d
 WHERE t.campaign_id = %(campaign)s AND t.member_id = d.member_id
 RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used_at AS found,
           extract(epoch FROM clock_timestamp() - d.key_used_at)::float8 AS key_age_s,
-          extract(epoch FROM d.not_before)::float8 AS due_at, d.alone AS suspect, d.changed,
+          extract(epoch FROM d.not_before)::float8 AS due_at, t.lost_claims, d.changed,
           clock_timestamp() AS claimed_at
 """
 

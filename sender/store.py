@@ -21,6 +21,7 @@ from sender.ports import Due, Look, Recorded, Remaining, Settled
 
 _LEDGER_TIMEOUT_S: Final = 300.0
 _FROM_THE_START_EVERY_S: Final = 30.0
+_SMALL_COMPANY: Final = 20
 _LOW_WATER_RESET_S: Final = 60.0
 _LONG_AGO: Final = float("-inf")
 
@@ -135,7 +136,7 @@ class PostgresStore:
         self._after = head.batch_no
         until = asked_at + config.lease_s
         lease = Lease(claim_id, head.batch_no, head.claimed_at, asked_at, until, head.found)
-        lease.suspect = head.suspect
+        lease.company = _company(head.lost_claims)
         key_until = self._key_until(asked_at, head.key_age_s)
         lease.targets = [
             Target(
@@ -184,7 +185,7 @@ class PostgresStore:
         self._low_water = min(row.due_at for row in rows) - 0.001
         until = asked_at + config.lease_s
         lease = Lease(claim_id, None, taken[0].claimed_at, asked_at, until)
-        lease.suspect = taken[0].suspect
+        lease.company = _company(max(row.lost_claims for row in taken))
         lease.targets = [
             Target(
                 row.member_id,
@@ -356,6 +357,18 @@ class PostgresStore:
         row = await self._database.one(queries.PROGRESS, {"campaign": self._config.campaign})
         done = max(0, row.left_batches - row.due_again)
         return Remaining(done=done, open_rows=row.remaining + row.due_again)
+
+
+def _company(lost_claims: int) -> float:
+    """How many rows may be in hand beside one that was lost this often.
+
+    After the losses in its batch a row gets one more try in small company, so that a run of deaths
+    with another cause costs little time, and then it goes alone.
+    """
+    together = int(queries.LOST_TOGETHER)
+    if lost_claims < together:
+        return float("inf")
+    return _SMALL_COMPANY if lost_claims == together else 0
 
 
 def _array(values: Iterable[object]) -> str:

@@ -63,7 +63,8 @@ class Finisher:
         """Take an outcome; it will be written."""
         self._outcomes.append(outcome)
         outcome.target.lease.unsettled.discard(outcome.target)
-        if len(self._outcomes) >= self._config.flush_rows:
+        few = outcome.target.lease.company < self._config.flush_rows
+        if few or len(self._outcomes) >= self._config.flush_rows:
             self._wake.set()
 
     def hand_back(self, targets: Iterable[Target]) -> None:

@@ -47,6 +47,7 @@ class Producer:
         self._traffic = traffic
         self._stop = stop
         self._sweep_at = self._due_at = self._build_at = self._say_at = self._open_at = 0.0
+        self._company = float("inf")
 
     async def run(self, queue: MemoryObjectSendStream[Target]) -> None:
         """Claim until stopped or done, then close the queue."""
@@ -73,21 +74,27 @@ class Producer:
         if lease is None:
             await self._idle()
             return
-        alone = self._finisher.rows_in_hand == 0
         self._finisher.hold(lease)
-        if lease.suspect and not alone:
+        if not self._fits(lease):
             self._finisher.hand_back(lease.targets)
             await self._until_all_is_written()
             return
         for target in lease.targets:
             await self._enqueue(target, queue)
-        if lease.suspect:
-            await self._until_all_is_written()
 
     # --- claiming ---------------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        return self._finisher.rows_in_hand < self._config.rows_in_hand
+        in_hand = self._finisher.rows_in_hand
+        return in_hand == 0 or in_hand < min(self._config.rows_in_hand, self._company + 1)
+
+    def _fits(self, lease: Lease) -> bool:
+        """Whether the lease and what else is in hand may die together; see `Lease.company`."""
+        others = self._finisher.rows_in_hand - len(lease.targets)
+        if others <= 0:
+            self._company = float("inf")
+        self._company = min(self._company, lease.company)
+        return others <= 0 or self._finisher.rows_in_hand - 1 <= self._company
 
     async def _breaker_allows(self) -> bool:
         """Rows wait in the table while the provider fails; one is claimed for a probe."""

@@ -149,7 +149,7 @@ async def test_a_column_dropped_under_the_run(begin: Begin, figure: Callable[[st
     end = await run.wait()
     assert end.code == 78, end
     (line,) = end.stderr.splitlines()
-    assert "sender migrate" in line
+    assert "sender check" in line
     await trial.sql("ALTER TABLE campaign_targets RENAME COLUMN unknowns_old TO unknowns")
     assert (await trial.run()).code == 0
     assert await trial.reckon() == {"sent": 600}
