@@ -101,6 +101,21 @@ def test_waits_double_up_to_the_cap():
     assert POLICY.backoff_s(10_000, 0.0) == 600
 
 
+@pytest.mark.parametrize("answer", [Deferred("http_409"), Unavailable("http_503"), Unknown("cut")])
+@pytest.mark.parametrize("found", [None, EARLIER], ids=["new key", "key used before"])
+def test_a_row_whose_key_ends_soon_is_due_earlier_than_usual_rather_than_too_late(answer, found):
+    policy = replace(POLICY, usable_s=21.0)
+    target = a_target(key_used_at=found, key_until=120.0 if found else float("inf"))
+    outcome = decide(answer, target, policy, NOW)
+    assert (outcome.state, outcome.delay_s) == (State.PENDING, 10.0)
+
+
+@pytest.mark.parametrize("answer", [Deferred("http_409"), Unavailable("http_503"), Unknown("cut")])
+def test_a_window_shorter_than_its_margin_allows_no_repeat(answer):
+    outcome = decide(answer, a_target(), replace(POLICY, usable_s=-1.0), NOW)
+    assert (outcome.state, outcome.key_used_at) == (State.IN_DOUBT, CLAIMED_AT)
+
+
 @given(st.integers(0, 200), st.floats(0, 1))
 def test_jitter_takes_at_most_a_fifth_off(attempt, jitter):
     full = POLICY.backoff_s(attempt, 0.0)
