@@ -73,7 +73,7 @@ def test_while_it_is_open_at_most_one_probe_begins_in_any_ten_seconds(steps):
 def test_answers_to_earlier_requests_neither_close_nor_open_it():
     breaker = opened()
     assert not breaker.record(failed=False, now=1.0)
-    assert not any([breaker.record(failed=True, now=9.0) for _ in range(100)])
+    assert not any(breaker.record(failed=True, now=9.0) for _ in range(100))
     assert breaker.opened_at == 0.0
     # Nor do they put the probe off.
     assert breaker.may_probe(10.0)
