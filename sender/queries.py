@@ -299,7 +299,7 @@ WHERE account = %(account)s
 FINISH: Final[LiteralString] = f"""
 WITH fate AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(batches)s::json) AS f(
-        batch_no int, claim_id uuid, fate text, found timestamptz,
+        n int, batch_no int, claim_id uuid, fate text, found timestamptz,
         sent int, failed int, in_doubt int, deferred int)
     WHERE {_YIELD}
     ORDER BY batch_no
@@ -320,10 +320,10 @@ WITH fate AS MATERIALIZED (
     WHERE b.campaign_id = %(campaign)s
       AND b.batch_no BETWEEN (SELECT min(batch_no) FROM fate) AND (SELECT max(batch_no) FROM fate)
       AND b.batch_no = f.batch_no AND b.claim_id = f.claim_id AND b.done_at IS NULL
-    RETURNING b.batch_no
+    RETURNING f.n
 ), other AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(others)s::json) AS o(
-        member_id bigint, batch_no int, claim_id uuid, state text, charged int, unknown int,
+        member_id bigint, n int, claim_id uuid, state text, charged int, unknown int,
         delay_s float8, key_used_at timestamptz, content_hash text, reason text)
 ), locked AS MATERIALIZED (
     SELECT t.member_id, t.state, t.not_before IS NULL AS is_first
@@ -339,11 +339,11 @@ WITH fate AS MATERIALIZED (
       AND t.member_id = ANY (ARRAY(
           SELECT l.member_id
           FROM locked l
-          JOIN unnest(%(sent_ids)s::bigint[], %(sent_batches)s::int[]) AS s(member_id, batch_no)
+          JOIN unnest(%(sent_ids)s::bigint[], %(sent_fates)s::int[]) AS s(member_id, n)
               USING (member_id)
           WHERE l.state = 'in_doubt'
              OR l.state = 'pending' AND l.is_first
-                AND s.batch_no = ANY (ARRAY(SELECT batch_no FROM held))))
+                AND s.n = ANY (ARRAY(SELECT n FROM held))))
     RETURNING t.member_id
 ), others AS (
     UPDATE campaign_targets t
@@ -362,13 +362,13 @@ WITH fate AS MATERIALIZED (
     FROM other o
     WHERE t.campaign_id = %(campaign)s AND t.member_id = o.member_id AND t.sent_at IS NULL
       AND (SELECT count(*) FROM locked) > 0
-      AND ((o.batch_no IS NULL AND t.state = 'sending' AND t.claim_id = o.claim_id)
-           OR (o.batch_no = ANY (ARRAY(SELECT batch_no FROM held))
+      AND ((o.n IS NULL AND t.state = 'sending' AND t.claim_id = o.claim_id)
+           OR (o.n = ANY (ARRAY(SELECT n FROM held))
                AND t.state = 'pending' AND t.not_before IS NULL)
            OR (o.state = 'sent' AND t.state = 'in_doubt'))
     RETURNING t.member_id
 )
-SELECT ARRAY(SELECT batch_no FROM held) AS held,
+SELECT ARRAY(SELECT n FROM held) AS held,
        ARRAY(SELECT member_id FROM sent) AS sent,
        ARRAY(SELECT member_id FROM others) AS others
 """

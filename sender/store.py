@@ -6,7 +6,7 @@ method is one autocommit statement and raises `StoreUnavailable` if trying again
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
@@ -267,23 +267,23 @@ class PostgresStore:
         plain = [o for o in outcomes if _is_plain_sent(o)]
         others = [o for o in outcomes if not _is_plain_sent(o)]
         stamps = _stamps_to_keep(outcomes, fates)
+        numbers = {x: n for n, x in enumerate(fates)}
         asked_at = time.monotonic()
         row = await self._database.one(
             queries.FINISH,
             {
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
-                "batches": json.dumps(_fates(outcomes, fates)),
-                "others": json.dumps([_as_json(o) for o in (*others, *stamps)]),
+                "batches": json.dumps(_fates(outcomes, fates, numbers)),
+                "others": json.dumps([_as_json(o, numbers) for o in (*others, *stamps)]),
                 "sent_ids": _array(o.target.member_id for o in plain),
-                "sent_batches": _array(o.target.lease.batch_no or 0 for o in plain),
+                "sent_fates": _array(numbers[o.target.lease] for o in plain),
             },
         )
-        sent, other, held = set(row.sent), set(row.others), set(row.held)
+        held = {x for x, n in numbers.items() if n in set(row.held)}
         return Recorded(
-            taken=[o for o in plain if o.target.member_id in sent]
-            + [o for o in others if o.target.member_id in other],
-            held=frozenset(x.claim_id for x in fates if x.batch_no in held),
+            taken=_taken(plain, row.sent, held) + _taken(others, row.others, held),
+            held=frozenset(x.claim_id for x in held),
             until=asked_at + self._config.lease_s,
         )
 
@@ -401,11 +401,28 @@ def _stamps_to_keep(outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) ->
     ]
 
 
-def _as_json(outcome: Outcome) -> dict[str, object]:
+def _taken(
+    outcomes: Sequence[Outcome], members: Iterable[int], held: Collection[Lease]
+) -> list[Outcome]:
+    """The outcomes that were written, by their members.
+
+    A process that lost a batch and claimed it again may hold two outcomes of one member; the one
+    under the lease that is held was written.
+    """
+    taken: dict[int, Outcome] = {}
+    written = set(members)
+    for outcome in outcomes:
+        member = outcome.target.member_id
+        if member in written and (member not in taken or outcome.target.lease in held):
+            taken[member] = outcome
+    return list(taken.values())
+
+
+def _as_json(outcome: Outcome, numbers: Mapping[Lease, int]) -> dict[str, object]:
     target, used = outcome.target, outcome.key_used_at
     return {
         "member_id": target.member_id,
-        "batch_no": target.lease.batch_no,
+        "n": None if target.lease.batch_no is None else numbers[target.lease],
         "claim_id": str(target.lease.claim_id),
         "state": outcome.state,
         "charged": int(outcome.charged),
@@ -418,12 +435,15 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _fates(outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> list[dict[str, object]]:
+def _fates(
+    outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate], numbers: Mapping[Lease, int]
+) -> list[dict[str, object]]:
     tally = {x.claim_id: dict.fromkeys(State, 0) for x in fates}
     for outcome in outcomes:
         tally[outcome.target.lease.claim_id][outcome.state] += 1
     return [
         {
+            "n": numbers[x],
             "batch_no": x.batch_no,
             "claim_id": str(x.claim_id),
             "fate": fate,

@@ -34,6 +34,7 @@ from sender.domain import (
     Accepted,
     Answer,
     Deferred,
+    Fate,
     Lease,
     NotSent,
     Outcome,
@@ -638,3 +639,23 @@ def test_a_row_that_changes_its_priority_stays_with_the_claim_that_has_it(machin
     machine.write("priority = 1", 10)
     _play(machine, ("keep_in_order", 1), ("claim", 1))
     assert machine.processes[1].queue == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", ["refused", "accepted", "failed"])
+def test_a_late_answer_is_not_written_under_the_next_claim_of_the_same_process(machine, late):
+    """It lost the batch, claimed it again, and writes what both claims brought together."""
+    both = [("claim_and_request", 0, [late]), ("a_lease_passes",)]
+    both += [("claim_and_request", 0, ["accepted"]), ("record", 0, 2, False, True)]
+    assert _play(machine, *both) == {10: "sent"}
+    process = machine.processes[0]
+    assert (process.traffic.accepted, process.traffic.refused_writes) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_lease_that_was_lost_is_not_renewed_by_the_next_claim_of_the_same_process(machine):
+    _play(machine, ("claim", 0), ("a_lease_passes",), ("claim", 0))
+    process = machine.processes[0]
+    lost, held = process.leases
+    recorded = machine.do(process.store.finish([], {lost: Fate.KEEP, held: Fate.KEEP}))
+    assert recorded.held == {held.claim_id}
