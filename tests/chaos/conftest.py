@@ -30,13 +30,19 @@ type Begin = Callable[..., Any]
 
 
 @pytest.fixture
-async def begin(dsn: str) -> AsyncIterator[Begin]:
-    """Begin a trial: `await begin(rows, apart=False, **options of the provider)`."""
+def run_dsn() -> str | None:
+    """What the runs are given, where it is not what the trial itself looks at."""
+    return None
+
+
+@pytest.fixture
+async def begin(dsn: str, run_dsn: str | None) -> AsyncIterator[Begin]:
+    """Begin a trial: `await begin(rows, far=False, **options of the provider)`."""
     async with AsyncExitStack() as stack:
 
         async def begin(rows: int, *, far: bool = False, dsn: str = dsn, **options: Any) -> Trial:
             mail: Mail = await stack.enter_async_context((apart if far else near)(**options))
-            trial = await stack.enter_async_context(trial_of(dsn, mail))
+            trial = await stack.enter_async_context(trial_of(dsn, mail, run_dsn))
             if rows:
                 await trial.load(rows)
             return trial

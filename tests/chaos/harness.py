@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import aiohttp
-from conftest import add_targets
-from psycopg import AsyncConnection
+from conftest import add_targets, as_role
+from psycopg import AsyncConnection, sql
 from psycopg.rows import dict_row
 
 from sender import queries
@@ -250,10 +250,16 @@ class Run:
 
 
 class Trial:
-    """A database, a provider and the runs between them."""
+    """A database, a provider and the runs between them.
 
-    def __init__(self, dsn: str, mail: Mail) -> None:
+    Attributes:
+        dsn: where the trial looks and loads, as an administrator.
+        run_dsn: what the runs are given; if nothing else is said, as the role of the sender.
+    """
+
+    def __init__(self, dsn: str, mail: Mail, run_dsn: str | None = None) -> None:
         self.dsn = dsn
+        self.run_dsn = run_dsn or as_role(dsn, "sender")
         self.mail = mail
         self.runs: list[Run] = []
 
@@ -263,7 +269,7 @@ class Trial:
     async def start(self, plan: Mapping[str, object] | None = None, **env: object) -> Run:
         """Start a run; with a `plan` for `runner.py`, something happens to it."""
         command = ["-m", "sender", "run"] if plan is None else [str(RUNNER), json.dumps(plan)]
-        settings = {**QUICK, "DB_DSN": self.dsn, "MAIL_URL": self.mail.url, **env}
+        settings = {**QUICK, "DB_DSN": self.run_dsn, "MAIL_URL": self.mail.url, **env}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
@@ -296,6 +302,12 @@ class Trial:
         ) as conn:
             cursor = await conn.execute(query, values or None)
             return await cursor.fetchall() if cursor.description else []
+
+    async def alter(self, statement: LiteralString) -> None:
+        """Run a statement that has the name of this database in it."""
+        async with await AsyncConnection.connect(self.dsn, autocommit=True) as conn:
+            name = sql.Identifier(conn.info.dbname)
+            await conn.execute(sql.SQL(statement).format(name))
 
     async def until(self, query: LiteralString, *values: object) -> None:
         """Wait until a query answers with a row."""
@@ -362,8 +374,8 @@ class Trial:
 
 
 @asynccontextmanager
-async def trial_of(dsn: str, mail: Mail) -> AsyncIterator[Trial]:
-    trial = Trial(dsn, mail)
+async def trial_of(dsn: str, mail: Mail, run_dsn: str | None = None) -> AsyncIterator[Trial]:
+    trial = Trial(dsn, mail, run_dsn)
     try:
         yield trial
     finally:
