@@ -1,4 +1,4 @@
-"""`python -m bench rate|cpu|memory|database|start [--json] [--repeats N]`, and `show FILE`."""
+"""`python -m bench BENCH [--json] [--repeats N]` measures; `show FILE` prints what was kept."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.measure import machine, rounded
 
-BENCHES = ("rate", "cpu", "memory", "database", "start")
+BENCHES = ("rate", "cpu", "memory", "database", "migration", "start")
 
 
 def main() -> None:

@@ -191,7 +191,7 @@ async def sample_usual(queue: UsualQueue, clock: Clock, rows: int, samples: int)
 def _store_config(asked: dict[str, Any]) -> StoreConfig:
     return StoreConfig(
         dsn=asked["dsn"],
-        campaign=CAMPAIGN,
+        campaign=asked.get("campaign", CAMPAIGN),
         account=ACCOUNT,
         rate_per_s=1e9,
         batch_size=asked["batch"],

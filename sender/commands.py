@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,7 +59,7 @@ def migrate(*, plan_only: bool) -> None:
     if plan_only:
         print(program.plan(dsn) or "-- nothing to do: the schema is current")
         return
-    done = program.migrate(dsn, tell=print)
+    done = program.migrate(dsn, tell=partial(print, flush=True))
     print(f"{len(done)} migrations applied" if done else "nothing to do: the schema is current")
 
 
