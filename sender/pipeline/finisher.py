@@ -7,6 +7,7 @@ away it keeps them and tries again.
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import anyio
 import stamina
@@ -157,20 +158,26 @@ class Finisher:
         return {lease: _fate(lease) for lease in touched}
 
     async def _write(self, outcomes: list[Outcome], fates: dict[Lease, Fate]) -> Recorded:
+        # Apart from the retries, whose context leaves a cycle behind that only a collection frees.
+        with suppress(StoreUnavailable):
+            return await self._try_to_write(outcomes, fates)
         async for attempt in stamina.retry_context(
             on=StoreUnavailable, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0
         ):
             with attempt:
-                try:
-                    recorded = await self._store.finish(outcomes, fates)
-                except StoreUnavailable as error:
-                    self._failing = True
-                    self._health.away(error)
-                    raise
-                self._failing = False
-                self._health.back()
-                return recorded
+                return await self._try_to_write(outcomes, fates)
         raise AssertionError("unlimited attempts end with a result")
+
+    async def _try_to_write(self, outcomes: list[Outcome], fates: dict[Lease, Fate]) -> Recorded:
+        try:
+            recorded = await self._store.finish(outcomes, fates)
+        except StoreUnavailable as error:
+            self._failing = True
+            self._health.away(error)
+            raise
+        self._failing = False
+        self._health.back()
+        return recorded
 
     def _after_write(
         self, outcomes: list[Outcome], fates: dict[Lease, Fate], recorded: Recorded
@@ -179,6 +186,7 @@ class Finisher:
         for lease, fate in fates.items():
             if fate is not Fate.KEEP:
                 self._leases.discard(lease)
+                lease.targets.clear()  # they name the lease: a cycle would outlive them all
             elif lease.batch_no is not None:
                 lease.until = recorded.until if lease.claim_id in recorded.held else 0.0
         for outcome in recorded.taken:
