@@ -50,8 +50,9 @@ class Samples:
 class Client:
     """One connection that repeats one statement."""
 
-    def __init__(self, conn: AsyncConnection[Any], samples: Samples) -> None:
+    def __init__(self, conn: AsyncConnection[Any], samples: Samples, over: asyncio.Event) -> None:
         self._conn = conn
+        self._over = over
         self._samples = samples
         self._lock_ms = 0.0
         conn.add_notice_handler(self._hear)
@@ -61,9 +62,9 @@ class Client:
             self._lock_ms += float(waited[1])
 
     async def work(self, text: str, member: Callable[[int], int], per_s: float) -> None:
-        """Run the statement `per_s` times a second, later if the last one took longer."""
+        """Run the statement `per_s` times a second until it is over."""
         turn = 0
-        while True:
+        while not self._over.is_set():
             turn += 1
             began, self._lock_ms = time.monotonic(), 0.0
             await self._conn.execute(text.encode(), (CAMPAIGN, member(turn)))
@@ -82,6 +83,7 @@ def _member(rows: int, clients: int, client: int) -> Callable[[int], int]:
 
 async def run(asked: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     samples = {"read": Samples(), "opt out": Samples()}
+    over = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
     for kind, text, clients, per_s in (
         ("read", READ, asked["readers"], READS_PER_S),
@@ -92,16 +94,15 @@ async def run(asked: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
                 asked["dsn"], autocommit=True, application_name="application"
             )
             await conn.execute(_TELL_WAITS)
-            client = Client(conn, samples[kind])
+            client = Client(conn, samples[kind], over)
             work = client.work(text, _member(asked["rows"], clients, number), per_s)
             tasks.append(asyncio.create_task(work))
     print("ready", flush=True)
     end = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    # None of them ends before, but by an error.
     await asyncio.wait([end, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        if task.done():
-            task.result()  # it never ends by itself, but by an error
-        task.cancel()
+    over.set()
+    await asyncio.gather(*tasks)
     return {kind: one.told() for kind, one in samples.items()}
 
 

@@ -5,6 +5,7 @@ The only place that looks at `os.environ`. Never judges what a value means; that
 
 import difflib
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -68,6 +69,9 @@ class _Unreadable(Exception):
 
 def _content(path: str) -> str:
     try:
+        # Opening a pipe that nobody writes to would never end.
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise _Unreadable("is no regular file")
         with Path(path).open("rb") as file:
             raw = file.read(_LARGEST_FILE + 1)
     except OSError as error:

@@ -75,9 +75,12 @@ LIMIT 5
 """
 
 # FAILURES, a page of them by member id: each page is a statement of its own, so that no snapshot
-# is held while somebody reads. Index: primary key.
+# is held while somebody reads. Why a row is skipped is that it opted out, whatever an attempt before
+# ended with. Index: primary key.
 FAILURES: Final[LiteralString] = f"""
-SELECT t.member_id, {TOLD} AS state, t.attempts, t.reason, t.outcome_at, t.key_used_at
+SELECT t.member_id, {TOLD} AS state, t.attempts,
+       CASE {TOLD} WHEN 'skipped' THEN 'opted_out' ELSE t.reason END AS reason,
+       t.outcome_at, t.key_used_at
 FROM campaign_targets t
 WHERE t.campaign_id = %(campaign)s AND t.member_id > %(after)s AND {TOLD} = ANY (%(states)s)
 ORDER BY t.member_id

@@ -1,7 +1,7 @@
 """How settings are told to people: wrong ones as one line each, all of them for a log, as a table.
 
-Must never let a secret through: a value is repeated only if its field is no secret and it is short
-and plain, so that a DSN put into the wrong variable is not printed either.
+Must never let a secret through, not even one put into the wrong variable: a wrong value is repeated
+only if it is a short number where one is wanted, or a short plain text where a name is.
 """
 
 import re
@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from sender import setting_checks
 
 _PLAIN = re.compile(r"[\w.+\- ]{0,40}", re.ASCII)
+_NUMBER = re.compile(r"(?=.{0,20}\Z)([+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan)?", re.I | re.A)
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
 
 
@@ -118,6 +119,9 @@ def _harmless(name: str, value: object) -> object:
 
 
 def _quoted(value: str | None, field: FieldInfo) -> str:
-    if value is None or field.annotation is SecretStr or not _PLAIN.fullmatch(value):
+    if field.annotation in (int, float):
+        is_number = value is not None and _NUMBER.fullmatch(value)
+        return repr(value) if is_number else "something that is no number"
+    if value is None or field.annotation is not str or not _PLAIN.fullmatch(value):
         return "something else"
     return repr(value)

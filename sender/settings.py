@@ -124,7 +124,8 @@ class RunSettings(CampaignSettings):
     ] = Field(
         default=None,
         validate_default=True,
-        description="whose limit it is: all running processes of one account share MAIL_RATE_PER_S",
+        description="whose limit it is: all running processes of one account share MAIL_RATE_PER_S;"
+        " a name that logs and the database show, never a secret",
         json_schema_extra={"derived": "hash of URL host and key"},
     )
     mail_rate_per_s: float = Field(

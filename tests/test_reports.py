@@ -163,6 +163,15 @@ async def test_failures_come_in_pages_by_member(
         assert await listed(dsn, limit=limit) == all_of_them[:limit]
 
 
+async def test_a_skipped_row_is_told_to_have_opted_out(dsn: str, conn: AsyncConnection) -> None:
+    await add_targets(conn, "c", 1, opted_out_at=LONG_AGO)
+    tried = {"reason": "http_503", "attempts": 1, "not_before": LONG_AGO}
+    await add_targets(conn, "c", 1, first=2, opted_out_at=LONG_AGO, **tried)
+    await add_targets(conn, "c", 1, first=3, **tried)
+    found = failures(settings(dsn), ["skipped", "pending"])
+    assert [failure.reason async for failure in found] == ["opted_out", "opted_out", "http_503"]
+
+
 @pytest.mark.parametrize("look", [lambda s: status(s), lambda s: anext(failures(s))])
 async def test_what_cannot_be_looked_at_is_told(look: Any, dsn: str, bare_dsn: str) -> None:
     with pytest.raises(CampaignError, match="campaign c has no rows"):

@@ -1,5 +1,6 @@
 """Settings: what each takes, how wrong ones are told, and that no secret is ever in a text."""
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -85,7 +86,9 @@ WRONG = [
     ("MAIL_API_KEY", " padded", "must be usable in a header"),
     ("MAIL_ACCOUNT", "a\tb", "must be 1 to 200 printable characters"),
     ("MAIL_ACCOUNT", "x" * 201, "must be 1 to 200 printable characters"),
-    ("MAIL_RATE_PER_S", "abc", NUMBER("0.1", "100000", "abc")),
+    ("MAIL_RATE_PER_S", "hunter2", "between 0.1 and 100000, got something that is no number"),
+    ("MAIL_RATE_PER_S", "-.5e3", NUMBER("0.1", "100000", "-.5e3")),
+    ("MAIL_RATE_PER_S", "9" * 30, "got something that is no number"),
     ("MAIL_RATE_PER_S", "", NUMBER("0.1", "100000", "")),
     ("MAIL_RATE_PER_S", "0", NUMBER("0.1", "100000", "0")),
     ("MAIL_RATE_PER_S", "100001", NUMBER("0.1", "100000", "100001")),
@@ -96,7 +99,7 @@ WRONG = [
     ("SEND_CONCURRENCY", "0", "a whole number between 1 and 10000, got '0'"),
     ("SEND_CONCURRENCY", "", "a whole number between 1 and 10000, got ''"),
     ("SEND_CONCURRENCY", "2.5", "a whole number between 1 and 10000, got '2.5'"),
-    ("BATCH_SIZE", "many", "a whole number between 1 and 10000, got 'many'"),
+    ("BATCH_SIZE", "many", "a whole number between 1 and 10000, got something that is no"),
     ("LEASE_S", "0", "must be above 0 and at most 86400, got '0'"),
     ("LEASE_S", "8.9", "must be at least 9 (both time-outs + 2 s), is 8.9"),
     ("MAX_ATTEMPTS", "0", "a whole number between 1 and 1000"),
@@ -107,8 +110,8 @@ WRONG = [
     ("DEADLINE_S", "0", "must be above 0 and at most 604800"),
     ("SHUTDOWN_GRACE_S", "7.5", "must be at least 8 (both time-outs + 1 s), is 7.5"),
     ("FAILED_RATIO_LIMIT", "1.1", NUMBER("0", "1", "1.1")),
-    ("FAILED_RATIO_LIMIT", "1%", "between 0 and 1, got something else"),
-    ("LOG_FORMAT", "xml", "must be json or console, got 'xml'"),
+    ("FAILED_RATIO_LIMIT", "1%", "between 0 and 1, got something that is no number"),
+    ("LOG_FORMAT", "xml", "must be json or console, got something else"),
 ]
 
 
@@ -236,6 +239,10 @@ def unreadable(tmp_path: Path, what: str) -> str:
             path.write_bytes(b"\xff\xfe")
         case "empty":
             path.write_text("\n")
+        case "pipe":
+            os.mkfifo(path)
+        case "large":
+            path.write_text("x" * 65_537)
         case "endless":
             return "/dev/zero"
         case _:
@@ -247,10 +254,12 @@ def unreadable(tmp_path: Path, what: str) -> str:
     ("what", "text"),
     [
         ("missing", "cannot be read: No such file or directory"),
-        ("directory", "cannot be read: Is a directory"),
+        ("directory", "is no regular file"),
+        ("pipe", "is no regular file"),
         ("binary", "is not UTF-8 text"),
         ("empty", "is empty"),
-        ("endless", "is larger than 65536 bytes"),
+        ("endless", "is no regular file"),
+        ("large", "is larger than 65536 bytes"),
         ("impossible", "cannot be read: the path is not valid"),
     ],
 )
@@ -393,8 +402,11 @@ MISPLACED = [
     ("MAIL_URL", "https://u:{}@h:x/"),
     ("CAMPAIGN_ID", "postgresql://u:{}@h/d"),
     ("MAIL_RATE_PER_S", "password={}"),
+    ("MAIL_RATE_PER_S", "{}"),
+    ("BATCH_SIZE", "{}"),
     ("MAIL_PROVIDER", "{}"),
     ("LOG_FORMAT", "https://u:{}@h/"),
+    ("LOG_FORMAT", "{}"),
     ("MAIL_ACCOUNT", "{}\n"),
 ]
 
