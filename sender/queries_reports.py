@@ -75,8 +75,8 @@ LIMIT 5
 """
 
 # FAILURES, a page of them by member id: each page is a statement of its own, so that no snapshot
-# is held while somebody reads. Why a row is skipped is that it opted out, whatever an attempt before
-# ended with. Index: primary key.
+# is held while somebody reads. A row is skipped because it opted out, whatever an attempt before
+# that ended with. Index: primary key.
 FAILURES: Final[LiteralString] = f"""
 SELECT t.member_id, {TOLD} AS state, t.attempts,
        CASE {TOLD} WHEN 'skipped' THEN 'opted_out' ELSE t.reason END AS reason,

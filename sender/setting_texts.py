@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 from sender import setting_checks
 
 _PLAIN = re.compile(r"[\w.+\- ]{0,40}", re.ASCII)
-_NUMBER = re.compile(r"(?=.{0,20}\Z)([+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan)?", re.I | re.A)
+_NUMBER = re.compile(r"([+-]?\d{0,12}\.?\d{0,9}(e[+-]?\d{1,3})?|[+-]?inf|nan)", re.I | re.ASCII)
+_ELSE = "something else"
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
 
 
@@ -119,9 +120,6 @@ def _harmless(name: str, value: object) -> object:
 
 
 def _quoted(value: str | None, field: FieldInfo) -> str:
-    if field.annotation in (int, float):
-        is_number = value is not None and _NUMBER.fullmatch(value)
-        return repr(value) if is_number else "something that is no number"
-    if value is None or field.annotation is not str or not _PLAIN.fullmatch(value):
-        return "something else"
-    return repr(value)
+    form = _PLAIN if field.annotation is str else _NUMBER
+    may_be_told = field.annotation in (int, float, str)
+    return repr(value) if value is not None and may_be_told and form.fullmatch(value) else _ELSE
