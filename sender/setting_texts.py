@@ -16,7 +16,6 @@ from sender import setting_checks
 
 _PLAIN = re.compile(r"[\w.+\- ]{0,40}", re.ASCII)
 _NUMBER = re.compile(r"([+-]?\d{0,12}\.?\d{0,9}(e[+-]?\d{1,3})?|[+-]?inf|nan)", re.I | re.ASCII)
-_ELSE = "something else"
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
 
 
@@ -121,5 +120,6 @@ def _harmless(name: str, value: object) -> object:
 
 def _quoted(value: str | None, field: FieldInfo) -> str:
     form = _PLAIN if field.annotation is str else _NUMBER
-    may_be_told = field.annotation in (int, float, str)
-    return repr(value) if value is not None and may_be_told and form.fullmatch(value) else _ELSE
+    if value is None or field.annotation is SecretStr or not form.fullmatch(value):
+        return "something else"
+    return repr(value)
