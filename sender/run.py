@@ -72,6 +72,8 @@ async def run(settings: RunSettings, observer: Observer, watch: Watch | None = N
     except SenderError as error:
         begun.end(error.exit_code, str(error), None, None)
         raise
+    finally:
+        patience.ignore_signals()
 
 
 async def _run(begun: "_Begun") -> int:

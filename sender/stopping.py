@@ -47,6 +47,13 @@ class Patience:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
 
+    def ignore_signals(self) -> None:
+        """The end is told: a signal while the process goes must not make it another one."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals == 1:

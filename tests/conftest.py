@@ -29,11 +29,15 @@ def template(postgres: EmbeddedPostgres) -> str:
     """The name of a migrated database with its roles, that nobody is connected to."""
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
         admin.execute("CREATE DATABASE sender_template")
-    dsn = postgres.dsn_of("sender_template")
+    prepare(postgres.dsn_of("sender_template"))
+    return "sender_template"
+
+
+def prepare(dsn: str) -> None:
+    """Migrate an empty database and make its roles."""
     migrate(dsn)
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(cast("LiteralString", ROLES.read_text()))
-    return "sender_template"
 
 
 def as_role(dsn: str, role: str) -> str:

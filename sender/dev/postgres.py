@@ -219,7 +219,7 @@ class EmbeddedPostgres:
         except FileNotFoundError:
             return False
         # A killed server leaves its file behind.
-        return bool(lines) and lines[0] == str(pid) and lines[-1] == "ready"
+        return bool(lines) and lines[0] == str(pid) and lines[-1] in ("ready", "standby")
 
 
 def _new_directory() -> Path:

@@ -309,6 +309,16 @@ class Trial:
             name = sql.Identifier(conn.info.dbname)
             await conn.execute(sql.SQL(statement).format(name))
 
+    async def time_passes(self) -> None:
+        """Leases of runs that have died end."""
+        await self.sql(
+            "UPDATE campaign_batches SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL"
+        )
+        await self.sql(
+            "UPDATE campaign_targets SET lease_until = clock_timestamp(),"
+            " not_before = clock_timestamp() WHERE state = 'sending'"
+        )
+
     async def until(self, query: LiteralString, *values: object) -> None:
         """Wait until a query answers with a row."""
         async with patience(query, lambda: "".join(run.tail() for run in self.runs)):

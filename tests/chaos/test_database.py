@@ -2,37 +2,44 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import LiteralString
 
 import psycopg
 import pytest
-from psycopg import sql
+from conftest import as_role, prepare
 
 from chaos.conftest import LONG, Begin
-from chaos.harness import PATIENCE_S, Run, Trial
+from chaos.harness import PATIENCE_S, Run, Trial, patience
 from chaos.proxy import proxy_to
 from sender.dev.postgres import EmbeddedPostgres
-from sender.migrate import migrate
 
 ROWS, RATE = 600, 150
 AWAY_S = 30.0 if LONG else 3.0
+FAILOVER_S = 180.0 if LONG else 3.0
 # A look is valid for half a second; the rest is the machine's.
 LAST_REQUESTS_S = 1.0
+READ_ONLY = "25006 ERROR"
 
 
 @pytest.fixture
 def own() -> "AsyncIterator[EmbeddedPostgres]":
     """A server of this trial's own, which loses nothing that it confirmed."""
-    settings = {"synchronous_commit": "on"}
+    settings = {
+        "synchronous_commit": "on",
+        # A short line for each refused statement, with its SQLSTATE.
+        "log_line_prefix": "%e ",
+        "log_min_error_statement": "panic",
+    }
     with EmbeddedPostgres(durable=False, tcp=True, settings=settings) as server:
-        migrate(server.dsn)
+        prepare(server.dsn)
         yield server
 
 
 async def at_work(trial: Trial, **env: object) -> Run:
     """A run in the middle of the campaign."""
-    settings = {"MAIL_RATE_PER_S": RATE, "LEASE_S": 60, **env}
+    settings = {"MAIL_RATE_PER_S": RATE, "LEASE_S": 60, "DEADLINE_S": 600, **env}
     run = await trial.start(**settings)
     await trial.mail.until(lambda stats: stats["deliveries"] >= 150)
     return run
@@ -90,11 +97,11 @@ async def test_a_failover(
     since = time.monotonic()
     await asyncio.to_thread(own.stop, immediate=True)
     await run.event("database_away")
-    await asyncio.sleep(AWAY_S)
+    await asyncio.sleep(FAILOVER_S)
     late = await nothing_was_sent(trial, since, time.monotonic())
     await asyncio.to_thread(own.start)
     await came_through(trial, run)
-    figure(f"away for {AWAY_S:g} s: {late} requests of claimed rows, then none; 0 repeats after")
+    figure(f"away for {FAILOVER_S:g} s: {late} requests of claimed rows, then none; 0 repeats")
 
 
 @pytest.mark.parametrize("then", ["hears again", "is cut", "refuses"] if LONG else ["is cut"])
@@ -104,7 +111,7 @@ async def test_a_database_gone_deaf(
     async with AsyncExitStack() as stack:
         proxy, through = await stack.enter_async_context(proxy_to(dsn))
         trial = await begin(ROWS, latency_s=0.3)
-        run = await at_work(trial, DB_DSN=through)
+        run = await at_work(trial, DB_DSN=as_role(through, "sender"))
         since = time.monotonic()
         proxy.go_deaf()
         await asyncio.sleep(AWAY_S)
@@ -125,7 +132,7 @@ async def test_sigterm_while_the_database_is_deaf(
     async with AsyncExitStack() as stack:
         proxy, through = await stack.enter_async_context(proxy_to(dsn))
         trial = await begin(ROWS)
-        run = await at_work(trial, DB_DSN=through, SHUTDOWN_GRACE_S=5)
+        run = await at_work(trial, DB_DSN=as_role(through, "sender"), SHUTDOWN_GRACE_S=5)
         proxy.go_deaf()
         since = time.monotonic()
         run.stop()
@@ -135,52 +142,79 @@ async def test_sigterm_while_the_database_is_deaf(
         assert took < 5 + 1.5  # the contract's grace, and a busy machine
         proxy.cut()
         proxy.hear()
-        await trial.sql(
-            "UPDATE campaign_batches SET lease_until = now() WHERE claim_id IS NOT NULL"
-        )
+        await trial.time_passes()
         assert (await trial.run()).code == 0
         assert await trial.reckon() == {"sent": ROWS}
         figure(f"exit 1 after {took:.1f} s of 5 s grace; 0 twice, 0 lost")
 
 
-async def test_read_only(begin: Begin, figure: Callable[[str], None]) -> None:
-    trial = await begin(ROWS, latency_s=0.1)
+# --- Read-only ------------------------------------------------------------------------------------
+
+
+async def is_switched(trial: Trial, own: EmbeddedPostgres, on: bool) -> None:
+    """Every session is read-only from its next statement on, or not any more; none is cut."""
+    switch: dict[bool, LiteralString] = {
+        True: "ALTER SYSTEM SET default_transaction_read_only = on",
+        False: "ALTER SYSTEM RESET default_transaction_read_only",
+    }
+    await trial.sql(switch[on])
+    await trial.sql("SELECT pg_reload_conf()")
+
+
+async def is_a_standby(trial: Trial, own: EmbeddedPostgres, on: bool) -> None:
+    """A failover as seen from outside: cut, answered by a standby, which is promoted then."""
+    if on:
+        (own._data / "standby.signal").touch()
+        await asyncio.to_thread(own.restart, immediate=True)
+    else:
+        await trial.sql("SELECT pg_promote()")
+
+
+@pytest.mark.parametrize("becomes", [is_switched, is_a_standby], ids=["switched", "standby"])
+async def test_read_only(
+    begin: Begin,
+    own: EmbeddedPostgres,
+    figure: Callable[[str], None],
+    becomes: Callable[[Trial, EmbeddedPostgres, bool], Awaitable[None]],
+) -> None:
+    trial = await begin(ROWS, dsn=own.dsn, latency_s=0.1)
     run = await at_work(trial)
-    name = (await trial.sql("SELECT current_database() AS name"))[0]["name"]
-
-    async def read_only(value: str) -> None:
-        async with await psycopg.AsyncConnection.connect(trial.dsn, autocommit=True) as conn:
-            await conn.execute("SET default_transaction_read_only = off")
-            await conn.execute(
-                sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}").format(
-                    sql.Identifier(name), sql.SQL(value)
-                )
-            )
-            await conn.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name = 'sender'"
-            )
-
     since = time.monotonic()
-    await read_only("on")
-    # Told once as it begins: of the connections cut, or of a statement refused (25006).
-    told = await run.event("database_away")
-    await asyncio.sleep(2)
+    await becomes(trial, own, True)
+    await run.event("database_away")
+    async with patience("statements refused as read-only", lambda: own.log):
+        while own.log.count(READ_ONLY) < 3:
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(AWAY_S / 2)
     assert not run.told("database_back")
     late = await nothing_was_sent(trial, since, time.monotonic())
-    await read_only("off")
+    refused = own.log.count(READ_ONLY)
+    await becomes(trial, own, False)
+    await run.event("database_back")
     await came_through(trial, run)
-    figure(f"read-only ({told['error']}): {late} requests, then none; 0 repeats")
+    figure(
+        f"{refused} statements refused (25006): {late} requests of claimed rows, then none;"
+        " 0 repeats after"
+    )
 
+
+# --- Locks of the application ---------------------------------------------------------------------
 
 WAITING = """
     SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
     AND application_name = 'sender' AND wait_event_type = 'Lock'
 """
+# What the run has locked when it waits for one of the rows that the application has already.
+OTHER_ORDER: Mapping[str, LiteralString] = {
+    "one table": "UPDATE campaign_targets SET opted_out_at = NULL"
+    " WHERE member_id % 10 > 0 AND sent_at IS NULL",
+    "two tables": "UPDATE campaign_batches SET priority = priority WHERE done_at IS NULL",
+}
 
 
+@pytest.mark.parametrize("order", OTHER_ORDER)
 async def test_a_deadlock_with_an_application_that_locks_in_the_other_order(
-    begin: Begin, figure: Callable[[str], None]
+    begin: Begin, figure: Callable[[str], None], order: str
 ) -> None:
     trial = await begin(ROWS, latency_s=0.05)
     run = await at_work(trial)
@@ -192,22 +226,19 @@ async def test_a_deadlock_with_an_application_that_locks_in_the_other_order(
             tries += 1
             assert run.is_running, f"no deadlock in {tries} tries"
             async with api.transaction():
-                # Each tenth row first; when the run waits for one, it has those before.
                 await api.execute(
                     "SELECT 1 FROM campaign_targets WHERE member_id % 10 = 0 AND sent_at IS NULL"
                     " FOR UPDATE"
                 )
                 await trial.until(WAITING)
-                await api.execute(
-                    "UPDATE campaign_targets SET opted_out_at = NULL"
-                    " WHERE member_id % 10 > 0 AND sent_at IS NULL"
-                )
+                await api.execute(OTHER_ORDER[order])
             await asyncio.sleep(0.2)
     await came_through(trial, run)
     seen = await trial.sql(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
     deadlocks = seen[0]["deadlocks"]
+    assert deadlocks >= 1
     figure(f"{deadlocks} deadlocks lost (40P01) in {tries} tries: 0 twice, 0 lost, 0 repeats")
 
 

@@ -87,10 +87,7 @@ async def test_a_row_that_kills_the_process_costs_itself(
     while (end := await trial.run({"at": "poison", "member": member}, BATCH_SIZE=20)).code < 0:
         deaths += 1
         assert deaths <= 8, "the campaign does not get past the row"
-        # Time passes.
-        await trial.sql(
-            "UPDATE campaign_batches SET lease_until = now() WHERE claim_id IS NOT NULL"
-        )
+        await trial.time_passes()
     assert end.code == 2
     assert await trial.reckon() == {"sent": 59, "in_doubt": 1}
     (row,) = [row for row in await trial.rows() if row["state"] == "in_doubt"]

@@ -17,6 +17,8 @@ ROWS = 10_000
 
 async def test_ten_runs_at_one_barrier(begin: Begin, figure: Callable[[str], None]) -> None:
     trial = await begin(ROWS, far=True)
+    # A barrier is waited for longer than the application would be.
+    await trial.alter("ALTER ROLE sender IN DATABASE {} SET lock_timeout = 0")
     async with await psycopg.AsyncConnection.connect(trial.dsn) as barrier:
         await barrier.execute("LOCK TABLE campaigns IN ACCESS EXCLUSIVE MODE")
         runs = [await trial.start(MAIL_RATE_PER_S=1500, LEASE_S=20) for _ in range(RUNS)]

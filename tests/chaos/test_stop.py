@@ -34,3 +34,42 @@ async def test_sigterm_with_200_requests_in_flight_at_5_s(
     stats = await trial.mail.stats()
     assert stats["requests"] == stats["keys_seen"]
     figure(f"{asked} in flight, exit 1 after {took:.1f} s of 20 s, all recorded, 0 asked again")
+
+
+async def test_a_second_sigterm_ends_it_now(begin: Begin, figure: Callable[[str], None]) -> None:
+    trial = await begin(1000, latency_s=4.6)
+    run = await trial.start(MAIL_RATE_PER_S=150, **DEFAULTS)
+    await trial.mail.until(lambda stats: stats["in_flight"] >= 200)
+    run.stop()
+    await run.event("stopping")
+    since = time.monotonic()
+    run.stop()
+    end = await run.wait()
+    took = time.monotonic() - since
+    left = (await trial.mail.stats())["requests"]
+    assert end.code == 1
+    # The requests would have taken 4 s more; what is asserted is that nothing waited for them.
+    assert took < 3
+    await trial.mail.control(latency_s=0)
+    await trial.time_passes()
+    assert (await trial.run(MAIL_RATE_PER_S=500)).code == 0
+    assert await trial.reckon() == {"sent": 1000}
+    repeats = (await trial.mail.stats())["repeats_absorbed"]
+    assert 0 < repeats <= run.told("run_started")[0]["repeats_at_most"]
+    figure(
+        f"{left} in flight, exit 1 after {took:.1f} s; {repeats} repeats absorbed, 0 twice, 0 lost"
+    )
+
+
+async def test_a_signal_after_the_end_was_told_changes_nothing(
+    begin: Begin, figure: Callable[[str], None]
+) -> None:
+    trial = await begin(20)
+    codes = []
+    for _ in range(5):
+        run = await trial.start()
+        await run.event("run_ended")
+        run.stop()
+        codes.append((await run.wait()).code)
+    assert codes == [0] * 5
+    figure("exit 0 as the last line said, 5 of 5 times")

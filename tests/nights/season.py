@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.harness import Near, Run, Trial, trial_of
+from conftest import as_role, prepare
 from psycopg import AsyncConnection, sql
 
 from nights.controller import CronJob, Job
@@ -14,7 +15,6 @@ from nights.days import Calendar
 from nights.policy import FASTEST, Policy
 from sender.dev.fake_provider import FakeOptions, FakeProvider
 from sender.dev.postgres import EmbeddedPostgres
-from sender.migrate import migrate
 
 # Waits inside the program that are no settings, for runner.py.
 TWEAKS = {"probe_every_s": 0.2, "breaker_patience_s": 0.2}
@@ -89,8 +89,8 @@ async def season(
     dsn = server.dsn_of(name)
     async with await AsyncConnection.connect(server.dsn, autocommit=True) as admin:
         await admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    await asyncio.to_thread(migrate, dsn)
-    (folder / "db-dsn").write_text(f"{dsn}\n")
+    await asyncio.to_thread(prepare, dsn)
+    (folder / "db-dsn").write_text(f"{as_role(dsn, 'sender')}\n")
     (folder / "mail-api-key").write_text(f"{KEY}\n")
     calendar = Calendar(policy.day_s)
     asked = FakeOptions(window_s=policy.day_s, api_key=KEY, **options)
