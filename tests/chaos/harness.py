@@ -254,6 +254,7 @@ class Trial:
 
     Attributes:
         dsn: where the trial looks and loads, as an administrator.
+        preload: more environment for the runs that are started from now on, for the loader.
         run_dsn: what the runs are given; if nothing else is said, as the role of the sender.
     """
 
@@ -261,6 +262,7 @@ class Trial:
         self.dsn = dsn
         self.run_dsn = run_dsn or as_role(dsn, "sender")
         self.mail = mail
+        self.preload: Mapping[str, str] = {}
         self.runs: list[Run] = []
 
     async def load(self, n: int, *, first: int = 1, **columns: object) -> None:
@@ -275,6 +277,7 @@ class Trial:
             *command,
             env={
                 "PATH": os.environ["PATH"],
+                **self.preload,
                 **{name: str(value) for name, value in settings.items() if value is not None},
             },
             stdin=subprocess.DEVNULL,
