@@ -1,9 +1,12 @@
 """`kubectl kustomize` for the tests: resources, patches of maps, images. Refuses all else.
 
 Where kubectl is to be found a test holds the two against each other.
+
+    python tests/kustomize.py k8s/overlays/parallel
 """
 
 import copy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,3 +80,7 @@ def _containers(manifests: list[Manifest]) -> Iterator[Manifest]:
     for item in manifests:
         if item["kind"] == "CronJob":
             yield from item["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+
+
+if __name__ == "__main__":
+    yaml.safe_dump_all(render(Path(sys.argv[1])), sys.stdout, sort_keys=False)
