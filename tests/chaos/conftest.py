@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.chaos)
             item.add_marker(pytest.mark.slow)
+    # The longest of all first, or one worker would be left with it at the end.
+    items.sort(key=lambda item: "nights" not in item.path.parts)
 
 
 type Begin = Callable[..., Any]

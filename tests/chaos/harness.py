@@ -20,13 +20,15 @@ import aiohttp
 from conftest import add_targets, as_role
 from psycopg import AsyncConnection, sql
 from psycopg.rows import dict_row
+from typer.testing import CliRunner
 
-from sender import queries
+from sender import cli, queries
 from sender.dev.fake_provider import FakeOptions, FakeProvider, start_process, stop_process
 from sender.domain import Counts
 
 CAMPAIGN = "spring"
 PATIENCE_S = 60.0
+SAID = ("--by", "a trial", "--why", "to see what becomes of it")
 RUNNER = Path(__file__).with_name("runner.py")
 
 # Real ratios, small enough to wait for.
@@ -291,6 +293,16 @@ class Trial:
     async def run(self, plan: Mapping[str, object] | None = None, **env: object) -> End:
         """Start a run and wait for its end."""
         return await (await self.start(plan, **env)).wait()
+
+    async def command(self, *arguments: str) -> str:
+        """Give a command of the program as the sender's role; returns what it printed.
+
+        In this process: what a person does at a run is tried here, not the start of a command.
+        """
+        env = {"DB_DSN": self.run_dsn, "CAMPAIGN_ID": CAMPAIGN}
+        ended = await asyncio.to_thread(CliRunner().invoke, cli.app, arguments, env=env)
+        assert ended.exit_code == 0, ended.stderr
+        return ended.stdout
 
     async def close(self) -> None:
         for run in self.runs:

@@ -15,7 +15,7 @@ from chaos.harness import PATIENCE_S, Run, Trial, patience
 from chaos.proxy import proxy_to
 from sender.dev.postgres import EmbeddedPostgres
 
-ROWS, RATE = 600, 150
+ROWS, RATE = 500, 150
 AWAY_S = 30.0 if LONG else 3.0
 FAILOVER_S = 180.0 if LONG else 3.0
 # A look is valid for half a second; the rest is the machine's.

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from chaos.conftest import Begin
 from chaos.harness import CAMPAIGN
 
-OPT_OUTS = 500
+ROWS, OPT_OUTS = 3000, 500
 CASES: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {
     "full rate": ({"MAIL_RATE_PER_S": 500}, {}),
     "answers after 2 s": (
@@ -36,7 +36,7 @@ async def test_opted_out_during_the_run(
     begin: Begin, figure: Callable[[str], None], case: str
 ) -> None:
     env, options = CASES[case]
-    trial = await begin(4000, far=True, **options)
+    trial = await begin(ROWS, far=True, **options)
     chance, at = random.Random(11), dict[int, float]()
     run = await trial.start(**env)
     await trial.mail.until(lambda stats: stats["deliveries"] >= 200)

@@ -9,7 +9,8 @@ import pytest
 from chaos.conftest import LONG, Begin
 from chaos.harness import Trial
 
-RATE = 100
+# Enough for the ramp and a second at the full rate after it.
+ROWS, RATE = 700, 100
 # Everything that lasts is divided by this: an outage of 40 s, a probe each 10 s, time-outs.
 FACTOR = 10.0
 PROBE_S = 10 / FACTOR
@@ -26,6 +27,7 @@ COMPRESSED = {
 }
 PLAN = {"probe_every_s": PROBE_S, "breaker_patience_s": 5 / FACTOR}
 RAMPED_S = 5.0
+THROTTLED_ROWS = 500
 
 
 async def accepted_between(trial: Trial, since: float, until: float) -> int:
@@ -35,9 +37,9 @@ async def accepted_between(trial: Trial, since: float, until: float) -> int:
 
 @pytest.mark.parametrize("kind", ["503", "reset", "hang", "refuse"])
 async def test_an_outage(begin: Begin, figure: Callable[[str], None], kind: str) -> None:
-    trial = await begin(900)
+    trial = await begin(ROWS)
     run = await trial.start(PLAN, **COMPRESSED)
-    await trial.mail.until(lambda stats: stats["deliveries"] >= 200)
+    await trial.mail.until(lambda stats: stats["deliveries"] >= 100)
     await trial.mail.control(outage=kind)
     began = time.monotonic()
     await run.event("breaker_opened")
@@ -59,7 +61,7 @@ async def test_an_outage(begin: Begin, figure: Callable[[str], None], kind: str)
     rate = await accepted_between(trial, closed + RAMPED_S - 1, closed + RAMPED_S)
     end = await run.wait()
     assert end.code == 0, end
-    assert await trial.reckon() == {"sent": 900}
+    assert await trial.reckon() == {"sent": ROWS}
     # Probes, and one that was on its way when it opened.
     assert asked <= (ended - opened) / PROBE_S + 2
     assert closed - ended <= PROBE_S + 1.5
@@ -74,14 +76,14 @@ async def test_an_outage(begin: Begin, figure: Callable[[str], None], kind: str)
 
 async def test_too_many_requests_for_a_minute(begin: Begin, figure: Callable[[str], None]) -> None:
     wait_s, lasts_s = 1.0, 6.0
-    trial = await begin(700, retry_after=wait_s, latency_s=0.02)
+    trial = await begin(THROTTLED_ROWS, retry_after=wait_s, latency_s=0.02)
     runs = [await trial.start(PLAN, **COMPRESSED) for _ in range(2)]
     await trial.mail.until(lambda stats: stats["deliveries"] >= 60)
     await trial.mail.control(throttle=True)
     await asyncio.sleep(lasts_s)
     await trial.mail.control(throttle=False)
     assert [(await run.wait()).code for run in runs] == [0, 0]
-    assert await trial.reckon() == {"sent": 700}
+    assert await trial.reckon() == {"sent": THROTTLED_ROWS}
     rows = await trial.rows()
     assert {(row["attempts"], row["key_used_at"]) for row in rows} == {(0, None)}
     requests = await trial.mail.requests()

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from chaos.conftest import Begin
-from chaos.harness import CAMPAIGN, Run, Trial
+from chaos.harness import CAMPAIGN, QUICK, SAID, Run, Trial
 
 RUNS = 10
 ROWS = 10_000
+ROWS_HELD = 160
 
 
 async def test_ten_runs_at_one_barrier(begin: Begin, figure: Callable[[str], None]) -> None:
@@ -102,3 +103,62 @@ async def test_a_loop_that_stood_still_longer_than_its_lease(
     repeats = sum(n - 1 for n in keys.values())
     assert repeats <= 60
     figure(f"stood still for {leases} leases: {repeats} keys asked again, each absorbed")
+
+
+async def test_rows_that_wait_longer_than_their_lease_stay_with_their_run(
+    begin: Begin, figure: Callable[[str], None]
+) -> None:
+    """The provider is slower than was thought; a lease is kept by who works on it."""
+    trial = await begin(ROWS_HELD, latency_s=0.6)
+    runs = [await trial.start(MAIL_RATE_PER_S=500, SEND_CONCURRENCY=16) for _ in range(2)]
+    assert [(await run.wait()).code for run in runs] == [0, 0]
+    assert await trial.reckon() == {"sent": ROWS_HELD}
+    stats = await trial.mail.stats()
+    assert stats["requests"] == stats["keys_seen"] == ROWS_HELD
+    (row,) = await trial.sql("SELECT max(sent_at) - min(sent_at) AS time FROM campaign_targets")
+    took_s = row["time"].total_seconds()
+    assert took_s > float(QUICK["LEASE_S"])
+    assert sum(len(run.told("lease_lost")) for run in runs) == 0
+    figure(f"leases of 4 s, {took_s:.1f} s of work: {ROWS_HELD} keys asked once")
+
+
+async def test_rows_loaded_late_handed_back_and_requeued_are_found_by_whoever_runs(
+    begin: Begin, figure: Callable[[str], None]
+) -> None:
+    trial = await begin(400, by_member=dict.fromkeys((3, 5, 8), ("422",)), latency_s=0.1)
+    leaves = await trial.start(MAIL_RATE_PER_S=100)
+    stays = await trial.start(MAIL_RATE_PER_S=100)
+    await trial.until("SELECT 1 FROM campaign_targets WHERE state = 'failed' HAVING count(*) = 3")
+    leaves.stop()
+    await trial.load(50, first=150_000)
+    await trial.load(50, first=-50)
+    assert "3 rows" in await trial.command("requeue", *SAID, "--all")
+    assert ((await leaves.wait()).code, (await stays.wait()).code) == (1, 0)
+    assert await trial.reckon() == {"sent": 500}
+    stats = await trial.mail.stats()
+    assert stats["requests"] == 503
+    assert stats["repeats_absorbed"] == 0
+    figure("100 loaded late, 3 requeued, one run of two left: 500 sent, 0 asked twice")
+
+
+async def test_paused_and_resumed_while_the_provider_closes_connections(
+    begin: Begin, figure: Callable[[str], None]
+) -> None:
+    trial = await begin(600, requests_per_connection=5, latency_s=0.1)
+    for pauses in range(1, 4):
+        run = await trial.start(MAIL_RATE_PER_S=150)
+        await trial.mail.until(lambda stats, enough=100 * pauses: stats["deliveries"] >= enough)
+        await trial.command("pause", *SAID)
+        end = await run.wait()
+        assert (end.code, "paused" in end.last["reason"]) == (0, True)
+        assert await trial.free()
+        await trial.command("resume", *SAID)
+    assert (await trial.run()).code == 0
+    assert await trial.reckon() == {"sent": 600}
+    stats = await trial.mail.stats()
+    assert stats["requests"] == stats["keys_seen"] == 600
+    assert (await trial.run()).last["requests"] == 0
+    figure(
+        "3 times paused and resumed, a connection closed after 5 answers: 600 keys, 600 requests;"
+        " a start after the end: 0 requests"
+    )
