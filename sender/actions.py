@@ -13,7 +13,8 @@ from psycopg import AsyncConnection
 
 from sender import queries_reports
 from sender.database import connect, describe, is_transient
-from sender.errors import CampaignError, ConfigurationError, DatabaseUnavailable, SettingsError
+from sender.errors import CampaignError, DatabaseUnavailable, SettingsError
+from sender.rights import refused
 from sender.schema import check_schema
 from sender.settings import CampaignSettings
 from sender.status import no_rows
@@ -66,7 +67,7 @@ async def changing(settings: CampaignSettings) -> AsyncGenerator[AsyncConnection
                 raise CampaignError(no_rows(settings.campaign_id))
             yield conn
     except psycopg.errors.InsufficientPrivilege as error:
-        raise ConfigurationError(f"DB_DSN: {error.diag.message_primary}") from error
+        raise refused(error) from error
     except psycopg.Error as error:
         if not is_transient(error):
             raise

@@ -11,7 +11,14 @@ from psycopg.rows import tuple_row
 from sender import environment, queries_reports, setting_checks
 from sender.database import connect
 from sender.domain import Control
-from sender.errors import ConfigurationError, SenderError, SettingsError
+from sender.errors import (
+    ConfigurationError,
+    RightsError,
+    SchemaError,
+    SenderError,
+    SettingsError,
+)
+from sender.rights import check_rights
 from sender.schema import check_schema
 from sender.settings import CampaignSettings, DatabaseSettings, RunSettings, all_names
 from sender.status import no_rows
@@ -26,7 +33,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        subject: a setting's name, or database, schema, campaign, provider.
+        subject: a setting's name, or database, schema, rights, campaign, provider.
         verdict: a run can do with it, cannot, or can but may surprise.
         text: what was found; no secret.
     """
@@ -43,8 +50,8 @@ async def check(environ: Mapping[str, str] | None = None) -> list[Finding]:
         environ: where the settings are; the process environment if None.
 
     Returns:
-        A finding for each setting, then the database, the schema, the campaign and the provider, as
-        far as the settings lead there.
+        A finding for each setting, then the database, the schema, the rights, the campaign and the
+        provider, as far as the settings lead there.
     """
     findings = list(_settings(environ))
     findings += [finding async for finding in _database(environ)]
@@ -80,10 +87,22 @@ async def _database(environ: Mapping[str, str] | None) -> AsyncIterator[Finding]
             yield Finding("database", "ok", f"PostgreSQL {version // 10_000}.{version % 10_000}")
             await check_schema(conn)
             yield Finding("schema", "ok", "migrated")
+            await check_rights(conn)
+            yield Finding("rights", "ok", f"role {conn.info.user} may do what a run does")
             yield await _campaign(conn, environ)
     except SenderError as error:
-        subject = "schema" if isinstance(error, ConfigurationError) else "database"
-        yield Finding(subject, "fault", str(error))
+        yield Finding(_subject(error), "fault", str(error))
+
+
+def _subject(error: SenderError) -> str:
+    """What a fault of the database is about."""
+    match error:
+        case SchemaError():
+            return "schema"
+        case RightsError():
+            return "rights"
+        case _:
+            return "database"
 
 
 async def _campaign(conn: AsyncConnection[Any], environ: Mapping[str, str] | None) -> Finding:

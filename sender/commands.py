@@ -92,7 +92,8 @@ def check(*, as_json: bool) -> int:
             print(f"{finding.verdict:<6} {finding.subject:<23} {first}".rstrip())
             for line in more:
                 print(" " * 31 + line)
-        print(f"{faults} faults" if faults else "everything a run needs is in place")
+        counted = "1 fault" if faults == 1 else f"{faults} faults"
+        print(counted if faults else "everything a run needs is in place")
     return FAULT_EXIT_CODE if faults else 0
 
 

@@ -163,25 +163,39 @@ async def connect(dsn: str, within_s: float) -> psycopg.AsyncConnection[Any]:
         try:
             return await psycopg.AsyncConnection.connect(conninfo(dsn), autocommit=True)
         except psycopg.Error as error:
-            code = await asyncio.to_thread(_refusal_code, dsn)
-            if code is not None and code.startswith(_REFUSAL_CLASSES):
-                raise ConnectionRefused(f"DB_DSN: {_refusal(error)} ({code})") from error
+            if refused := await asyncio.to_thread(refusal, dsn, error):
+                raise refused from error
             left = deadline - time.monotonic()
             if left <= 0 or not is_transient(error):
                 raise DatabaseUnavailable(
-                    f"the database could not be reached within {within_s:.0f} s: {_refusal(error)}"
+                    f"the database could not be reached within {within_s:.0f} s: {told(error)}"
                 ) from error
             await asyncio.sleep(min(1.0, left))
 
 
-def _refusal(error: psycopg.Error) -> str:
+def refusal(dsn: str, error: psycopg.Error) -> ConnectionRefused | None:
+    """The error of a connection attempt that waiting will not mend; None if it may.
+
+    Args:
+        dsn: where it went; it is asked once more.
+        error: how it ended.
+    """
+    code = _refusal_code(dsn)
+    if code is None or not code.startswith(_REFUSAL_CLASSES):
+        return None
+    return ConnectionRefused(f"DB_DSN: {told(error)} ({code})")
+
+
+def told(error: psycopg.Error) -> str:
     """What a server or the network said to a connection attempt.
 
     Without it nobody could tell a wrong password from a wrong host. It names host, role or database
     and never a password.
     """
-    lines = str(error).splitlines()
-    return lines[-1].rpartition(" failed: ")[2].strip() if lines else describe(error)
+    lines = str(error).splitlines() or [describe(error)]
+    # libpq's advice may follow on a line of its own; of many hosts the last one's word is told.
+    said = [line for line in lines if " failed: " in line] or lines
+    return said[-1].rpartition(" failed: ")[2].strip()
 
 
 def _refusal_code(dsn: str) -> str | None:

@@ -7,6 +7,7 @@
     │   ├── SettingsError             one line for each wrong setting
     │   ├── ConnectionRefused         the server knows not this role, password or database
     │   ├── SchemaError               the database is not at the version this program needs
+    │   ├── RightsError               the role may not do what the command does
     │   └── CampaignError             the campaign has no rows
     ├── DatabaseUnavailable        1  the database did not answer in time; a later start goes on
     └── MigrationError             1  a migration step lost against the application or failed
@@ -45,6 +46,10 @@ class ConnectionRefused(ConfigurationError):
 
 class SchemaError(ConfigurationError):
     """The database does not have the schema this program needs."""
+
+
+class RightsError(ConfigurationError):
+    """The role of DB_DSN may not do what the command does."""
 
 
 class CampaignError(ConfigurationError):

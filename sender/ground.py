@@ -11,6 +11,7 @@ from psycopg import Connection
 from psycopg.rows import class_row, scalar_row
 
 from sender.errors import ConfigurationError, SchemaError
+from sender.taken_names import taken_faults
 
 OLDEST_SERVER: Final = 14
 
@@ -43,9 +44,6 @@ _ADDED: Final[Mapping[str, tuple[str, str | None]]] = {
     "reason": ("text", None),
     "vars": ("jsonb", None),
 }
-
-# What 0002 creates.
-_CREATED: Final = ("campaign_batches", "campaigns", "provider_accounts", "campaign_actions")
 
 _KINDS: Final[Mapping[str, str]] = {
     "v": "a view",
@@ -91,7 +89,7 @@ def check_ground(conn: Connection, applied: set[int]) -> None:
     if faults := _server_faults(conn):
         raise ConfigurationError("\n".join(faults))
     place = _place(conn)
-    faults = _table_faults(conn, place) + ([] if 2 in applied else _stranger_faults(conn))
+    faults = _table_faults(conn, place) + taken_faults(conn, applied)
     if faults:
         raise SchemaError("\n".join(faults))
     if faults := _right_faults(place):
@@ -148,26 +146,16 @@ def _right_faults(place: _Place) -> list[str]:
     return faults
 
 
-def _stranger_faults(conn: Connection) -> list[str]:
-    with conn.cursor(row_factory=scalar_row) as cursor:
-        names = cursor.execute(
-            "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NOT NULL",
-            [list(_CREATED)],
-        ).fetchall()
-    return [
-        f"{name} exists and is not of this program; rename it, or keep campaign_targets in a "
-        "schema of its own"
-        for name in names
-    ]
-
-
 def _table_faults(conn: Connection, place: _Place) -> list[str]:
     if place.kind is None:
         return []
     if place.kind != "r":
         kind = _KINDS.get(place.kind, "no table")
         return [f"campaign_targets is {kind}; a plain table is needed to lock and index its rows"]
-    faults = _column_faults(conn) + _key_faults(conn)
+    columns = _columns(conn)
+    faults = _column_faults(columns)
+    if {"campaign_id", "member_id"} <= columns.keys():
+        faults += _key_faults(conn)
     if place.persistence != "p":
         faults.append(
             "campaign_targets is unlogged: a crash of the server empties it, and after the next "
@@ -176,7 +164,7 @@ def _table_faults(conn: Connection, place: _Place) -> list[str]:
     return faults
 
 
-def _column_faults(conn: Connection) -> list[str]:
+def _columns(conn: Connection) -> dict[str, _Column]:
     # A domain serves as the type below it does.
     with conn.cursor(row_factory=class_row(_Column)) as cursor:
         cursor.execute(
@@ -190,11 +178,17 @@ def _column_faults(conn: Connection) -> list[str]:
             WHERE attrelid = to_regclass('campaign_targets') AND attnum > 0 AND NOT attisdropped
             """
         )
-        columns = {column.name: column for column in cursor}
+        return {column.name: column for column in cursor}
+
+
+def _column_faults(columns: Mapping[str, _Column]) -> list[str]:
     faults: list[str] = []
     for name, types in _GIVEN.items():
         if name not in columns:
-            faults.append(f"campaign_targets.{name} is missing; add it as {types[0]}")
+            faults.append(
+                f"campaign_targets.{name} is missing; rename the column that holds it, or add it "
+                f"as {types[0]}"
+            )
         elif columns[name].type not in types:
             faults.append(_wrong_type(columns[name], types[0]))
     for name, (needed, default) in _ADDED.items():
@@ -204,7 +198,10 @@ def _column_faults(conn: Connection) -> list[str]:
         if column.type != needed:
             faults.append(_wrong_type(column, needed))
         elif default is not None and (column.default != default or not column.is_required):
-            faults.append(f"campaign_targets.{name} must be NOT NULL DEFAULT {default}")
+            faults.append(
+                f"campaign_targets.{name} is there already and must be NOT NULL DEFAULT {default}; "
+                "rename it if it means something else"
+            )
     return faults
 
 

@@ -23,10 +23,10 @@ import stamina
 from psycopg import Connection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from sender.database import conninfo
+from sender.database import conninfo, refusal, told
 from sender.errors import ConfigurationError, DatabaseUnavailable, MigrationError, SchemaError
 from sender.ground import check_ground
-from sender.schema import REQUIRED_VERSION, applied_versions, check_schema
+from sender.schema import REQUIRED_VERSION, applied_versions, check_schema, check_whole
 
 __all__ = ["REQUIRED_VERSION", "check_schema", "migrate", "plan"]
 
@@ -34,6 +34,10 @@ PATIENCE_S: Final = 300.0
 
 type Tell = Callable[[str], None]
 
+_FOREIGN_STATE: Final = (
+    "campaign_targets.state, which was there before, holds something else than pending, sending, "
+    "sent, failed or in_doubt; correct those rows and migrate again"
+)
 _STEP: Final = "\n-- step\n"
 
 # Others were in the way, or the connection was lost (no SQLSTATE): the same file may pass later.
@@ -101,11 +105,13 @@ def _pending(dsn: str) -> list[_File]:
         with _connect(dsn) as conn, _foreign_errors("reading the catalogue"):
             applied = applied_versions(conn)
             pending = [file for file in _files() if file.version not in applied]
+            check_whole(conn, applied)
             if pending:
                 check_ground(conn, applied)
             return pending
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+        away = DatabaseUnavailable(f"the database does not answer: {told(error)}")
+        raise refusal(dsn, error) or away from error
 
 
 def _apply(dsn: str, file: _File, tell: Tell, patience_s: float) -> bool:
@@ -185,6 +191,8 @@ def _foreign_errors(doing: str) -> Generator[None]:
         raise SchemaError(f"{doing}: {error.diag.message_primary}") from error
     except psycopg.Error as error:
         notes: list[str] = getattr(error, "__notes__", [])
+        if error.diag.constraint_name == "campaign_targets_state_known":
+            raise SchemaError(f"{doing}: {_FOREIGN_STATE}") from error
         text = "; ".join([error.diag.message_primary or str(error), *notes])
         raise MigrationError(f"{doing}: {text}") from error
 

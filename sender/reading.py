@@ -9,6 +9,7 @@ from psycopg import AsyncConnection, IsolationLevel
 
 from sender.database import connect, describe
 from sender.errors import DatabaseUnavailable
+from sender.rights import refused
 from sender.schema import check_schema
 
 _PATIENCE_S: Final = 5.0
@@ -28,6 +29,7 @@ async def reading(dsn: str, *, at_one_moment: bool) -> AsyncGenerator[AsyncConne
 
     Raises:
         SchemaError: the database is not migrated.
+        RightsError: the role may not look.
         DatabaseUnavailable: it does not answer, or stopped answering.
     """
     conn = await connect(dsn, within_s=_PATIENCE_S)
@@ -40,6 +42,8 @@ async def reading(dsn: str, *, at_one_moment: bool) -> AsyncGenerator[AsyncConne
                 await conn.set_isolation_level(IsolationLevel.REPEATABLE_READ)
                 await conn.set_read_only(True)
             yield conn
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise refused(error) from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(
             f"the database stopped answering ({describe(error)}); ask again"

@@ -25,6 +25,7 @@ from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason, Traffic
 from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
 from sender.providers import open_provider
 from sender.retry import RetryPolicy
+from sender.rights import check_rights
 from sender.schema import check_schema
 from sender.settings import RunSettings
 from sender.stopping import Patience
@@ -152,6 +153,7 @@ async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
     connection = await connect(dsn, _START_PATIENCE_S)
     async with connection:
         await check_schema(connection)
+        await check_rights(connection)
     store = await stack.enter_async_context(
         PostgresStore(
             StoreConfig(

@@ -5,14 +5,14 @@ from typing import Final
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import scalar_row
 
-from sender.errors import SchemaError
+from sender.errors import RightsError, SchemaError
 
 # What a run needs. A newer database is fine (an older program beside a newer one in a roll-out),
 # and the back-fill after this version may still be going on: claims ask for `sent_at IS NULL`.
 REQUIRED_VERSION: Final = 4
 
 # What the statements of a run name. A column may be dropped or renamed behind our back.
-_COLUMNS: Final = {
+COLUMNS: Final = {
     "campaign_targets": "campaign_id member_id email sent_at opted_out_at state attempts unknowns"
     " lost_claims priority not_before claim_id lease_until key_used_at outcome_at content_hash"
     " reason vars",
@@ -21,6 +21,21 @@ _COLUMNS: Final = {
     "campaigns": "campaign_id control control_at control_by control_why",
     "provider_accounts": "account next_free_at blocked_until",
 }
+
+_MADE_BY: Final = {
+    "campaign_targets": 1,
+    "campaign_batches": 2,
+    "campaigns": 2,
+    "provider_accounts": 2,
+}
+
+# Which columns of these tables there are, as table.column.
+_THERE: Final = """
+SELECT relname || '.' || attname
+FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+WHERE pg_class.oid = ANY (ARRAY(SELECT to_regclass(t)::oid FROM unnest(%s::text[]) t))
+  AND attnum > 0 AND NOT attisdropped
+"""
 
 
 async def check_schema(conn: AsyncConnection) -> None:
@@ -56,31 +71,71 @@ async def check_schema(conn: AsyncConnection) -> None:
             f"the database is at schema {min(missing) - 1}, this program needs {REQUIRED_VERSION}; "
             "run: sender migrate"
         )
-    gone = await _columns_gone(conn)
-    if gone:
-        raise SchemaError(f"missing in the database, though migrated once: {', '.join(gone)}")
-
-
-async def _columns_gone(conn: AsyncConnection) -> list[str]:
-    """The columns a run needs that are not there any more, as table.column."""
     async with conn.cursor(row_factory=scalar_row) as cursor:
-        await cursor.execute(
-            """
-            SELECT c.relname || '.' || a.attname
-            FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-            WHERE c.oid = ANY (ARRAY(SELECT to_regclass(t)::oid FROM unnest(%s::text[]) t))
-              AND a.attnum > 0 AND NOT a.attisdropped
-            """,
-            [list(_COLUMNS)],
-        )
-        there = set(await cursor.fetchall())
-    needed = [f"{table}.{name}" for table, names in _COLUMNS.items() for name in names.split()]
-    return [name for name in needed if name not in there]
+        await cursor.execute(_THERE, [list(COLUMNS)])
+        _check_whole(set(await cursor.fetchall()), applied)
 
 
 def applied_versions(conn: Connection) -> set[int]:
-    """The versions the database has; none if it was never migrated."""
+    """The versions the database has; none if it was never migrated.
+
+    Raises:
+        RightsError: the role may not read them, so it is not the one to migrate.
+        SchemaError: another program's table has their name.
+    """
+    answer = conn.execute(
+        """
+        SELECT has_table_privilege(oid, 'SELECT'), quote_ident(current_user),
+               relowner::regrole::text,
+               ARRAY(SELECT attname || ' ' || format_type(atttypid, NULL) FROM pg_attribute
+                     WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped)
+        FROM pg_class WHERE oid = to_regclass('sender_migrations')
+        """
+    ).fetchone()
+    if answer is None:
+        return set()
+    may_read, role, owner, columns = answer
+    if not {"version integer", "name text"} <= set(columns):
+        raise SchemaError(is_foreign("sender_migrations"))
+    if not may_read:
+        raise RightsError(
+            f"role {role} may not read sender_migrations; migrate as {owner}, who made it"
+        )
     with conn.cursor(row_factory=scalar_row) as cursor:
-        if cursor.execute("SELECT to_regclass('sender_migrations')").fetchone() is None:
-            return set()
         return set(cursor.execute("SELECT version FROM sender_migrations").fetchall())
+
+
+def check_whole(conn: Connection, applied: set[int]) -> None:
+    """Make sure that what was migrated once is still there.
+
+    Args:
+        conn: any connection.
+        applied: the versions the database says it has.
+
+    Raises:
+        SchemaError: a table or column is gone.
+    """
+    with conn.cursor(row_factory=scalar_row) as cursor:
+        _check_whole(set(cursor.execute(_THERE, [list(COLUMNS)]).fetchall()), applied)
+
+
+def is_foreign(name: str) -> str:
+    """What to tell of something that has the name of one of ours."""
+    return (
+        f"{name} exists and is not of this program; rename it, or keep campaign_targets in a "
+        "schema of its own"
+    )
+
+
+def _check_whole(there: set[str], applied: set[int]) -> None:
+    gone: list[str] = []
+    for table, names in COLUMNS.items():
+        missing = [name for name in names.split() if f"{table}.{name}" not in there]
+        if missing and _MADE_BY[table] in applied:
+            whole = missing == names.split()
+            gone += [table] if whole else [f"{table}.{name}" for name in missing]
+    if gone:
+        raise SchemaError(
+            f"missing in the database, though migrated once: {', '.join(gone)}; rename it back, or "
+            "restore it. If only sender_migrations was copied here: drop it, then: sender migrate"
+        )

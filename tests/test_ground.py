@@ -43,7 +43,7 @@ def ask(dsn: str, query: str) -> object:
         ),
         (
             f"TABLE campaign_targets ({BARE.replace('email text, ', '')}, {KEY})",
-            ["campaign_targets.email is missing; add it as text"],
+            ["campaign_targets.email is missing; rename the column", "or add it as text"],
         ),
         (
             f"TABLE campaign_targets ({BARE.replace('email text', 'email char(80)')}, {KEY})",
@@ -70,11 +70,33 @@ def ask(dsn: str, query: str) -> object:
         (
             f"TABLE campaign_targets ({BARE}, state text, vars json, {KEY})",
             [
-                "campaign_targets.state must be NOT NULL DEFAULT 'pending'::text",
+                "campaign_targets.state is there already and must be NOT NULL DEFAULT 'pending'",
                 "campaign_targets.vars is json, jsonb is needed",
             ],
         ),
         ("TABLE campaigns (name text)", ["campaigns exists and is not of this program"]),
+        (
+            (
+                f"TABLE campaign_targets ({BARE}, CONSTRAINT campaign_targets_state_known"
+                f" CHECK (member_id > 0), {KEY})"
+            ),
+            ["constraint campaign_targets_state_known of campaign_targets exists and is not"],
+        ),
+        (
+            (
+                f"TABLE campaign_targets ({BARE}, {KEY});"
+                " CREATE INDEX campaign_targets_due ON campaign_targets (email)"
+            ),
+            ["index campaign_targets_due exists and is not of this program; rename it"],
+        ),
+        (
+            "FUNCTION sender_row_xid(xid) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+            ["function sender_row_xid exists and is not of this program"],
+        ),
+        (
+            "TABLE sender_migrations (version text, name text)",
+            ["sender_migrations exists and is not of this program; rename it"],
+        ),
         (
             "TABLE campaign_targets (campaign_id int, member_id text, sent_at date)",
             ["campaign_id is integer", "member_id is text", "email is missing", "sent_at is date"],
@@ -95,6 +117,38 @@ def test_the_refusal_of_a_table_is_about_the_schema(bare_dsn: str) -> None:
     ask(bare_dsn, "CREATE VIEW campaign_targets AS SELECT 1")
     with pytest.raises(SchemaError):
         migrate(bare_dsn)
+
+
+def test_a_key_is_not_asked_for_over_columns_that_are_not_there(bare_dsn: str) -> None:
+    ask(bare_dsn, "CREATE TABLE campaign_targets (campaign_id text, id bigint PRIMARY KEY)")
+    assert "CREATE UNIQUE INDEX" not in refusal(bare_dsn)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ("ALTER TABLE campaign_targets DROP COLUMN vars", "campaign_targets.vars"),
+        ("ALTER TABLE campaigns RENAME control TO wish", "campaigns.control"),
+        ("DROP TABLE campaign_batches, provider_accounts", "campaign_batches, provider_accounts"),
+        ("DELETE FROM sender_migrations WHERE version > 2; DROP TABLE campaigns", "campaigns"),
+    ],
+)
+def test_what_was_migrated_and_is_gone_is_named(dsn: str, damage: str, named: str) -> None:
+    ask(dsn, damage)
+    assert f"missing in the database, though migrated once: {named}; rename it back" in refusal(dsn)
+
+
+def test_a_state_that_means_something_else_is_named_where_it_is_met(bare_dsn: str) -> None:
+    columns = f"{BARE}, state text NOT NULL DEFAULT 'pending', {KEY}"
+    ask(bare_dsn, f"CREATE TABLE campaign_targets ({columns})")
+    ask(
+        bare_dsn,
+        "INSERT INTO campaign_targets (campaign_id, member_id, state) VALUES ('c', 1, 'x')",
+    )
+    with pytest.raises(SchemaError, match=r"0004 validate: .*correct those rows and migrate again"):
+        migrate(bare_dsn)
+    ask(bare_dsn, "UPDATE campaign_targets SET state = 'pending'")
+    assert migrate(bare_dsn)[0] == "0004 validate"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +193,20 @@ def test_who_does_not_own_the_table_learns_who_does(bare_dsn: str, role: str) ->
     said = refusal(as_role(bare_dsn, role))
     assert "role app does not own campaign_targets; migrate as postgres" in said
     assert "GRANT CREATE" in said
+
+
+def test_a_role_without_rights_learns_who_migrates(dsn: str) -> None:
+    said = refusal(as_role(dsn, "member_api"))
+    assert (
+        said == "role member_api may not read sender_migrations; migrate as postgres, who made it"
+    )
+
+
+def test_a_role_that_the_server_does_not_know_is_no_reason_to_wait(bare_dsn: str) -> None:
+    said = refusal(as_role(bare_dsn, "nobody_knows"))
+    assert "DB_DSN: " in said
+    assert "nobody_knows" in said
+    assert "hunter2" not in said
 
 
 def test_tables_in_two_schemas_are_refused(bare_dsn: str) -> None:

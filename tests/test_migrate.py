@@ -85,6 +85,18 @@ def test_the_table_people_have_ends_as_a_new_one(bare_dsn: str, dsn: str) -> Non
     assert catalogue(bare_dsn) == catalogue(dsn)
 
 
+def test_a_copy_of_the_migrated_table_alone_is_migrated_again(bare_dsn: str, dsn: str) -> None:
+    migrate(bare_dsn)
+    run(
+        bare_dsn,
+        "DROP TABLE campaign_batches, campaigns, campaign_actions, provider_accounts",
+        "DROP TABLE sender_migrations",
+        "DROP FUNCTION sender_row_xid",
+    )
+    assert migrate(bare_dsn) == ALL
+    assert catalogue(bare_dsn) == catalogue(dsn)
+
+
 def test_columns_and_rows_that_are_there_stay(bare_dsn: str, dsn: str) -> None:
     run(
         bare_dsn,

@@ -87,6 +87,40 @@ def test_the_owner_migrates_an_empty_database(bare_dsn):
         assert connection.execute("SELECT count(*) FROM campaign_batches").fetchone() == (0,)
 
 
+@pytest.mark.parametrize(
+    ("revoked", "told"),
+    [
+        ("UPDATE (sent_at) ON campaign_targets", "GRANT UPDATE (sent_at) ON campaign_targets"),
+        ("SELECT ON campaign_targets", "GRANT SELECT ON campaign_targets"),
+        ("INSERT ON campaign_batches", "GRANT INSERT ON campaign_batches"),
+        ("UPDATE ON provider_accounts", "GRANT UPDATE ON provider_accounts"),
+    ],
+)
+async def test_a_right_that_a_run_lacks_is_named_before_it_sends(dsn, conn, revoked, told):
+    await add_targets(conn, CAMPAIGN, 1)
+    as_sender = as_role(dsn, "sender")
+    assert "role sender may do what a run does" in command("check", dsn=as_sender).stdout
+    await conn.execute(f"REVOKE {revoked} FROM sender")
+    ran = command("run", dsn=as_sender, MAIL_URL="http://127.0.0.1:9/")
+    assert ran.returncode == 78, ran.stdout
+    grants = [line for line in ran.stderr.splitlines() if line.startswith("GRANT ")]
+    assert grants == [f"{told} TO sender;"]
+    assert grants[0] in command("check", dsn=as_sender).stdout
+    await conn.execute(grants[0])
+    assert "role sender may do what a run does" in command("check", dsn=as_sender).stdout
+
+
+@pytest.mark.parametrize("words", ["status", "failures", "pause --by me --why so"])
+async def test_a_command_that_its_role_may_not_do_says_which_may(dsn, conn, words):
+    await add_targets(conn, CAMPAIGN, 1)
+    await conn.execute("GRANT SELECT ON sender_migrations TO member_api")
+    ran = command(*words.split(), dsn=as_role(dsn, "member_api"))
+    assert ran.returncode == 78
+    assert "permission denied for table campaign" in ran.stderr
+    assert "sql/roles.sql makes the roles" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_the_sender_lets_go_of_locks(dsn):
     with psycopg.connect(as_role(dsn, "sender")) as connection:
         shown = {
@@ -96,10 +130,10 @@ def test_the_sender_lets_go_of_locks(dsn):
     assert shown == {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "10s"}
 
 
-def command(*words: str, dsn: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str, dsn: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sender", *words],
-        env={**os.environ, "DB_DSN": dsn, "CAMPAIGN_ID": CAMPAIGN},
+        env={**os.environ, "DB_DSN": dsn, "CAMPAIGN_ID": CAMPAIGN, **environ},
         capture_output=True,
         text=True,
         timeout=60,

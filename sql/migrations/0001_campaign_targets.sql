@@ -27,8 +27,8 @@ LOCK TABLE campaign_targets IN SHARE UPDATE EXCLUSIVE MODE;
 
 -- fillfactor: every row is rewritten once, at its finish; with room on its page no index is touched
 -- then (half the CPU, a quarter of the WAL). It shapes new pages only. Rows that are there already
--- lie on full pages: for them the table and its primary key grow by about as much again, once (for
--- 1.2 million rows near 140 MB and 60 MB).
+-- lie on full pages: the first campaign moves them to new ones, once (measured: 1.2 million rows grow
+-- from 93 MB to 338 MB and their indexes from 38 to 76 MB; campaigns loaded later do not grow).
 -- autovacuum: a campaign leaves one dead version a row, all of them heap-only. Absolute thresholds
 -- next to a small factor give a table of one campaign a dozen short runs and a table of thirty
 -- campaigns at least one a campaign; 500 is 2.5 times the usual pace.
@@ -47,8 +47,8 @@ ALTER TABLE campaign_targets SET (
 SET LOCAL lock_timeout = '80ms';
 
 -- One statement, one short lock, no rewrite: constant defaults are kept in the catalogue. The columns
--- may be there already (opted_out_at is the member database's). NOT VALID: 0004 reads the old rows
--- while the application goes on.
+-- may be there already (opted_out_at is the member database's; all of them in a copy of a migrated
+-- table alone, with the constraint). NOT VALID: 0004 reads the old rows while the application goes on.
 ALTER TABLE campaign_targets
     ADD COLUMN IF NOT EXISTS opted_out_at timestamptz,
     ADD COLUMN IF NOT EXISTS state text NOT NULL DEFAULT 'pending',
@@ -64,6 +64,9 @@ ALTER TABLE campaign_targets
     ADD COLUMN IF NOT EXISTS content_hash bytea,
     ADD COLUMN IF NOT EXISTS reason text,
     ADD COLUMN IF NOT EXISTS vars jsonb,
+    -- Made anew in the same statement.
+    -- squawk-ignore ban-drop-constraint
+    DROP CONSTRAINT IF EXISTS campaign_targets_state_known,
     ADD CONSTRAINT campaign_targets_state_known
         CHECK (state IN ('pending', 'sending', 'sent', 'failed', 'in_doubt')) NOT VALID;
 
