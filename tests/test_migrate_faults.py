@@ -1,5 +1,8 @@
 """`sender migrate` beside an application, beside itself, and killed."""
 
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -109,6 +113,39 @@ def test_it_gives_way_to_a_long_transaction_and_comes_again(api_dsn: str, api: C
         wait_until(lambda: migration.has_said("slow api"))
         assert not migration.result.done()
     assert migration.end() == ALL
+
+
+def test_the_application_waits_no_longer_than_the_lock_timeout_lets_it(
+    api_dsn: str, api: Connection
+) -> None:
+    # The server tells who waited how long; a timer of 80 ms is late on a busy machine, as the same
+    # wait beside it shows.
+    api.execute("SET client_min_messages = log; SET log_lock_waits = on; SET deadlock_timeout = 1")
+    waits: list[float] = []
+    api.add_notice_handler(
+        lambda notice: waits.extend(
+            float(ms)
+            for ms in re.findall(r"acquired .* after ([\d.]+) ms", notice.message_primary or "")
+        )
+    )
+    with holding(api_dsn, "SELECT count(*) FROM campaign_targets"):
+        same = wait_of("80ms", api_dsn)
+        migration = Migration(api_dsn)
+        while len(waits) < 3:
+            wait_until(lambda: waiting(api, "AccessExclusiveLock"))
+            api.execute("UPDATE campaign_targets SET email = 'b' WHERE member_id = 1")
+    assert migration.end() == ALL
+    # The wait after this one in the file, for vacuum, is of 5 s.
+    assert max(waits) < 10 * same
+
+
+def wait_of(lock_timeout: str, dsn: str) -> float:
+    """Milliseconds that somebody with this lock_timeout waits for a table that is in use."""
+    with psycopg.connect(dsn, autocommit=True, options=f"-c lock_timeout={lock_timeout}") as conn:
+        began = time.monotonic()
+        with conn.transaction(), pytest.raises(psycopg.errors.LockNotAvailable):
+            conn.execute("LOCK TABLE campaign_targets")
+        return (time.monotonic() - began) * 1e3
 
 
 def test_it_waits_for_vacuum_without_holding_up_the_application(
@@ -222,6 +259,23 @@ def test_killed_before_and_after_every_step_it_still_arrives(
     assert run(api_dsn, SENT) == [10]
 
 
+def test_kill_9_at_each_line_it_says_and_the_next_goes_on(api_dsn: str, dsn: str) -> None:
+    command = [sys.executable, "-m", "sender", "migrate"]
+    env = {**os.environ, "DB_DSN": api_dsn}
+    said: list[str] = []
+    while not said or "nothing to do" not in said[-1]:
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as migration:
+            assert migration.stdout is not None
+            for line in migration.stdout:
+                if line not in said:
+                    said.append(line)
+                    migration.kill()
+                    break
+    assert len(said) > len(ALL)
+    assert catalogue(api_dsn) == catalogue(dsn)
+    assert run(api_dsn, SENT) == [10]
+
+
 def test_a_back_fill_that_died_half_way_goes_on(dsn: str) -> None:
     run(
         dsn,
@@ -238,6 +292,31 @@ def test_a_back_fill_that_died_half_way_goes_on(dsn: str) -> None:
     run(dsn, "ALTER TABLE campaign_targets DROP CONSTRAINT trap")
     assert migrate(dsn) == ALL[4:]
     assert run(dsn, SENT) == [6000]
+
+
+def test_the_bench_of_it_measures(tmp_path: Path) -> None:
+    short = ["--rows=3000", "--repeats=1", "--open-s=1", "--baseline-s=1", "--readers=1"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "bench", "migration", "--json", *short],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout)["result"]
+    assert found["migration"]["tries_lost"] > 0
+    assert found["application"]["without"]["read"]["longest_lock_ms"] == 0
+    assert found["application"]["migrating"]["read"]["longest_lock_ms"] > 0
+    assert found["table"]["first campaign"]["rows_done"] > 2000
+    kept = tmp_path / "kept.json"
+    kept.write_text(ran.stdout)
+    show = [sys.executable, "-m", "bench", "show", str(kept)]
+    shown = subprocess.run(
+        show, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "longest wait of the application for a lock of ours" in shown.stdout
 
 
 def test_a_lost_connection_is_made_again(api_dsn: str, api: Connection) -> None:
