@@ -50,6 +50,8 @@ def _watcher(settings: "RunSettings") -> Generator["Watch | None"]:
 
 def migrate(*, plan_only: bool) -> None:
     """`sender migrate`."""
+    import stamina.instrumentation
+
     from sender import migrate as program
     from sender.settings import load_database
 
@@ -59,6 +61,7 @@ def migrate(*, plan_only: bool) -> None:
     if plan_only:
         print(program.plan(dsn) or "-- nothing to do: the schema is current")
         return
+    stamina.instrumentation.set_on_retry_hooks([])  # the migration tells its retries itself
     done = program.migrate(dsn, tell=partial(print, flush=True))
     print(f"{len(done)} migrations applied" if done else "nothing to do: the schema is current")
 

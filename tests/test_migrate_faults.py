@@ -162,6 +162,21 @@ def test_it_waits_for_vacuum_without_holding_up_the_application(
     assert not migration.has_said("gave way")
 
 
+def test_the_command_says_that_it_gave_way_and_nothing_else(api_dsn: str) -> None:
+    command = [sys.executable, "-m", "sender", "migrate"]
+    env = {**os.environ, "DB_DSN": api_dsn}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as migration:
+        assert migration.stdout is not None
+        with holding(api_dsn, "SELECT count(*) FROM campaign_targets"):
+            lines = [migration.stdout.readline() for _ in range(3)]
+        migration.stdout.read()
+    assert migration.returncode == 0
+    assert lines[0] == "0001 campaign_targets: begins\n"
+    assert [line.partition("; held")[0] for line in lines[1:]] == [
+        "0001 campaign_targets: gave way"
+    ] * 2
+
+
 def test_it_says_who_was_in_the_way_when_its_patience_ends(api_dsn: str) -> None:
     with (
         holding(api_dsn, "SELECT count(*) FROM campaign_targets"),
