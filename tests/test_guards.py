@@ -5,22 +5,25 @@ Each test is about one guard and red without it; everything else about it may be
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
-from conftest import add_targets
+from conftest import add_targets, as_role
 from ledger import CAMPAIGN, claim, due, expire, finish, ids, settle, states
 from ledger import stores as stores
 from psycopg import AsyncConnection
 from psycopg.errors import LockNotAvailable
 
+from sender.actions import Author
 from sender.breaker import Breaker, RefusalWatch, is_provider_failure
 from sender.dev.fake_options import FakeOptions
 from sender.dev.fake_provider import FakeProvider
 from sender.domain import (
     Accepted,
     Answer,
+    Control,
     Counts,
     Fate,
     Lease,
@@ -30,10 +33,15 @@ from sender.domain import (
     Throttled,
     Unavailable,
 )
-from sender.pipeline import Pipeline, PipelineConfig, Stop
+from sender.errors import CampaignError
+from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason
 from sender.ports import Gate
 from sender.providers.http import HttpProvider, request_body
 from sender.retry import Circumstances, RetryPolicy, decide
+from sender.settings import CampaignSettings
+from sender.settling import REQUEUE, RESOLVE, Settling
+from sender.settling import settle as settle_rows
+from sender.steering import steer
 
 POLICY = RetryPolicy(max_attempts=3, base_s=0.01, cap_s=0.02, usable_s=3600.0)
 NOW = Circumstances(now=0.0, uncharged=False, jitter=0.0)
@@ -168,6 +176,20 @@ async def test_a_late_finish_of_a_lost_row_writes_nothing(conn, stores):
     assert await states(conn) == {1: "sending"}
 
 
+@pytest.mark.parametrize("late", [State.SENT, State.FAILED])
+async def test_an_answer_to_a_lost_claim_is_not_written_under_the_next_one(conn, stores, late):
+    """One process lost a batch and claimed it again; one finish brings answers of both claims."""
+    await add_targets(conn, CAMPAIGN, 2)
+    store = await stores.open()
+    await store.build()
+    lost = await claim(store)
+    await expire(conn)
+    again = await claim(store)
+    outcomes = settle(lost.targets[0], late), settle(again.targets[1])
+    assert await finish(store, *outcomes) == [2]
+    assert await states(conn) == {1: "pending", 2: "sent"}
+
+
 async def test_a_lost_batch_is_not_extended(conn, stores):
     await add_targets(conn, CAMPAIGN, 2)
     zombie, other = await stores.open(), await stores.open()
@@ -176,6 +198,15 @@ async def test_a_lost_batch_is_not_extended(conn, stores):
     await expire(conn)
     await claim(other)
     assert await zombie.extend([lost], []) == frozenset()
+
+
+async def test_a_lost_row_is_not_extended(conn, stores):
+    await add_targets(conn, CAMPAIGN, 1, not_before="2020-01-01")
+    zombie, other = await stores.open(), await stores.open()
+    lost = await due(zombie)
+    await expire(conn)
+    await due(other)
+    assert await zombie.extend([lost], lost.targets) == frozenset()
 
 
 # --- the look -------------------------------------------------------------------------------------
@@ -330,6 +361,163 @@ async def test_a_slot_that_was_missed_is_not_used(conn, stores):
     assert len(late) == 400
     # A stall may catch the few permits that were just given; the other 75 slots were lost.
     assert sum(s > 0.06 for s in late) <= 20
+
+
+# --- what people say ------------------------------------------------------------------------------
+
+
+async def say(conn: AsyncConnection, wish: Control) -> None:
+    await conn.execute("UPDATE campaigns SET control = %s", [wish])
+
+
+@pytest.mark.parametrize("wish", [Control.PAUSED, Control.CANCELLED])
+async def test_the_look_reserves_no_slot_once_the_campaign_is_held(conn, stores, wish):
+    await add_targets(conn, CAMPAIGN, 2)
+    store = await stores.open()
+    await store.build()
+    lease = await claim(store)
+    await say(conn, wish)
+    look = await store.look(lease.targets)
+    assert (look.control, look.starts_at) == (wish, None)
+
+
+@pytest.mark.parametrize("wish", [Control.PAUSED, Control.CANCELLED])
+async def test_a_campaign_that_is_held_stops_the_run(conn, stores, wish):
+    await add_targets(conn, CAMPAIGN, 2)
+    store, provider, stop = await stores.open(), Answers(), Stop()
+    await say(conn, wish)
+    async with asyncio.timeout(10):
+        await Pipeline(store, provider, lambda _: None, SIZES, stop).run()
+    assert (stop.reason, provider.asked) == (StopReason[wish.name], [])
+
+
+async def test_a_pause_is_obeyed_while_the_provider_asked_to_wait(conn, stores):
+    """Nothing is looked at then, and with a full queue nothing is claimed either."""
+    await add_targets(conn, CAMPAIGN, 1000)
+    store = await stores.open(batch_size=100)
+    provider, stop = Answers(Throttled("http_429", 300.0)), Stop()
+    sizes = replace(SIZES, limit_per_s=100.0, concurrency=1)  # no slot is left over
+    looked, look = asyncio.Event(), store.look
+
+    async def noted_look(targets):
+        seen = await look(targets)
+        if seen.blocked_s > 0:
+            looked.set()
+        return seen
+
+    store.look = noted_look
+    running = asyncio.create_task(Pipeline(store, provider, lambda _: None, sizes, stop).run())
+    async with asyncio.timeout(20):
+        await looked.wait()
+    await say(conn, Control.PAUSED)
+    async with asyncio.timeout(10):
+        await running
+    assert stop.reason is StopReason.PAUSED
+
+
+OLD = datetime(2020, 1, 1, tzinfo=UTC)
+ANN = Author("Ann", "asked the provider")
+
+
+async def settled(dsn: str, way: Settling, *members: int) -> int:
+    settings = CampaignSettings.load({"DB_DSN": as_role(dsn, "sender"), "CAMPAIGN_ID": CAMPAIGN})
+    return (await settle_rows(settings, way, ANN, members)).settled
+
+
+async def records(conn: AsyncConnection) -> list[tuple[object, ...]]:
+    cursor = await conn.execute(
+        "SELECT action, member_id, by_whom, before ->> 'reason' FROM campaign_actions ORDER BY 1, 2"
+    )
+    return await cursor.fetchall()
+
+
+async def test_people_settle_rows_of_their_state_only(dsn, conn):
+    for member, state in enumerate(State, 1):
+        await add_targets(conn, CAMPAIGN, 1, first=member, state=state)
+    before = await states(conn)
+    failed = list(State).index(State.FAILED) + 1
+    doubt = list(State).index(State.IN_DOUBT) + 1
+    others = [member for member in before if member not in (failed, doubt)]
+    assert await settled(dsn, REQUEUE, *others, doubt) == 0
+    assert await settled(dsn, RESOLVE["pending"], *others, failed) == 0
+    assert await states(conn) == before
+
+
+async def test_people_settle_no_row_that_was_sent(dsn, conn):
+    """Its state may not have been filled in yet, or was written by the old program."""
+    await add_targets(conn, CAMPAIGN, 1, state="in_doubt", sent_at=OLD)
+    assert await settled(dsn, RESOLVE["pending"], 1) == 0
+    cursor = await conn.execute("SELECT sent_at FROM campaign_targets")
+    assert await cursor.fetchall() == [(OLD,)]
+
+
+async def test_each_row_that_people_settle_has_its_record(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 2, state="in_doubt", reason="timeout")
+    await add_targets(conn, CAMPAIGN, 1, first=3, state="failed", reason="http_422")
+    await settled(dsn, RESOLVE["sent"], 1)
+    await settled(dsn, RESOLVE["pending"], 2)
+    await settled(dsn, REQUEUE, 3)
+    assert await records(conn) == [
+        ("requeue", 3, "Ann", "http_422"),
+        ("resolve_pending", 2, "Ann", "timeout"),
+        ("resolve_sent", 1, "Ann", "timeout"),
+    ]
+
+
+async def test_a_requeued_row_keeps_the_age_of_its_key(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 1, state="failed", key_used_at=OLD)
+    assert await settled(dsn, REQUEUE, 1) == 1
+    cursor = await conn.execute("SELECT state, key_used_at FROM campaign_targets")
+    assert await cursor.fetchall() == [("pending", OLD)]
+
+
+async def test_a_requeued_row_keeps_what_was_sent_under_its_key(dsn, conn, stores):
+    used = datetime.now(UTC)
+    await add_targets(
+        conn, CAMPAIGN, 1, state="failed", key_used_at=used, content_hash=b"another mail"
+    )
+    store = await stores.open()
+    assert await settled(dsn, REQUEUE, 1) == 1
+    assert (await store.claim_due())[0] is None
+    assert await states(conn) == {1: "in_doubt"}
+
+
+async def test_a_requeued_row_has_all_its_attempts_again(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 1, state="failed", attempts=5, unknowns=1, lost_claims=4)
+    store = await stores.open()
+    assert await settled(dsn, REQUEUE, 1) == 1
+    (target,) = (await due(store)).targets
+    assert (target.attempts, target.unknowns) == (0, 0)
+
+
+async def test_a_row_resolved_as_pending_has_a_key_as_new(dsn, conn, stores):
+    """The provider does not have the mail, so its key is free for whatever the row holds now."""
+    await add_targets(
+        conn, CAMPAIGN, 1, state="in_doubt", key_used_at=OLD, content_hash=b"another mail"
+    )
+    store = await stores.open()
+    assert await settled(dsn, RESOLVE["pending"], 1) == 1
+    assert ids(await due(store)) == [1]
+
+
+async def test_a_row_lost_too_often_comes_back_alone(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 1, state="in_doubt", reason="lost_too_often", lost_claims=5)
+    await add_targets(conn, CAMPAIGN, 1, first=2, not_before=datetime.now(UTC))
+    store = await stores.open()
+    assert await settled(dsn, RESOLVE["pending"], 1) == 1
+    assert [ids(await due(store)), ids(await due(store))] in ([[1], [2]], [[2], [1]])
+
+
+async def test_a_cancelled_campaign_is_not_paused_and_what_was_done_is_recorded(dsn, conn):
+    await add_targets(conn, CAMPAIGN, 1)
+    settings = CampaignSettings.load({"DB_DSN": as_role(dsn, "sender"), "CAMPAIGN_ID": CAMPAIGN})
+    await steer(settings, Control.CANCELLED, ANN)
+    with pytest.raises(CampaignError, match="is cancelled by Ann"):
+        await steer(settings, Control.PAUSED, ANN)
+    cursor = await conn.execute("SELECT control FROM campaigns")
+    assert await cursor.fetchall() == [("cancelled",)]
+    cursor = await conn.execute("SELECT action, before ->> 'control' FROM campaign_actions")
+    assert await cursor.fetchall() == [("cancel", "run")]
 
 
 # --- record ---------------------------------------------------------------------------------------
