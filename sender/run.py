@@ -11,12 +11,13 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 import anyio
+import psycopg
 import stamina.instrumentation
 import uvloop
 from pydantic import SecretStr
 
 from sender import exit_code
-from sender.database import connect
+from sender.database import connect, describe, is_transient
 from sender.domain import Counts
 from sender.errors import CampaignError, DatabaseUnavailable, SenderError
 from sender.events import RunEnded, RunStarted
@@ -33,6 +34,7 @@ from sender.store import PostgresStore, StoreConfig
 from sender.telemetry.logs import LogObserver, close_logging
 
 _START_PATIENCE_S: Final = 30.0
+_START_AGAIN_S: Final = 0.5
 _CLAIM_S: Final = 0.25
 _LAST_COUNT_S: Final = 10.0
 _SPARE_S: Final = 0.5
@@ -150,10 +152,8 @@ def pipeline_config(settings: RunSettings) -> PipelineConfig:
 async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
     """Check the database and open the store."""
     dsn = settings.db_dsn.get_secret_value()
-    connection = await connect(dsn, _START_PATIENCE_S)
-    async with connection:
-        await check_schema(connection)
-        await check_rights(connection)
+    give_up_at = time.monotonic() + _START_PATIENCE_S
+    await _patiently(lambda: _check(dsn, give_up_at), give_up_at)
     store = await stack.enter_async_context(
         PostgresStore(
             StoreConfig(
@@ -170,15 +170,37 @@ async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
             )
         )
     )
-    try:
-        exists = await store.open_campaign()
-    except StoreUnavailable as error:
-        raise DatabaseUnavailable(f"the database went away at the start ({error})") from error
-    if not exists:
+    if not await _patiently(store.open_campaign, give_up_at):
         raise CampaignError(
             f"CAMPAIGN_ID: campaign {settings.campaign_id} has no rows in campaign_targets"
         )
     return store
+
+
+async def _check(dsn: str, give_up_at: float) -> None:
+    connection = await connect(dsn, max(0.0, give_up_at - time.monotonic()))
+    async with connection:
+        await check_schema(connection)
+        await check_rights(connection)
+
+
+async def _patiently[T](step: Callable[[], Coroutine[Any, Any, T]], give_up_at: float) -> T:
+    """Repeat a step of the start while the database is away, recovers, or takes no writes yet.
+
+    Raises:
+        DatabaseUnavailable: it still was when the time was up.
+    """
+    while True:
+        try:
+            return await step()
+        except (StoreUnavailable, psycopg.Error) as error:
+            passes = isinstance(error, StoreUnavailable) or is_transient(error)
+            if not passes:
+                raise
+            if time.monotonic() >= give_up_at:
+                why = str(error) if isinstance(error, StoreUnavailable) else describe(error)
+                raise DatabaseUnavailable(f"the database went away at the start ({why})") from error
+        await asyncio.sleep(_START_AGAIN_S)
 
 
 def _open_provider(settings: RunSettings) -> Provider:

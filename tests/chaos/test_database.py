@@ -20,7 +20,7 @@ AWAY_S = 30.0 if LONG else 3.0
 FAILOVER_S = 180.0 if LONG else 3.0
 # A look is valid for half a second; the rest is the machine's.
 LAST_REQUESTS_S = 1.0
-READ_ONLY = "25006 ERROR"
+READ_ONLY, LOCKED = "25006 ERROR", "55P03 ERROR"
 
 
 @pytest.fixture
@@ -196,6 +196,30 @@ async def test_read_only(
         f"{refused} statements refused (25006): {late} requests of claimed rows, then none;"
         " 0 repeats after"
     )
+
+
+@pytest.mark.parametrize("what", ["read-only", "locked"])
+async def test_a_start_while_the_database_takes_no_writes(
+    begin: Begin, own: EmbeddedPostgres, figure: Callable[[str], None], what: str
+) -> None:
+    """As in the middle of a failover, or of a migration: it is waited for, for half a minute."""
+    trial = await begin(50, dsn=own.dsn)
+    async with await psycopg.AsyncConnection.connect(own.dsn) as other:
+        if what == "read-only":
+            await is_switched(trial, own, True)
+        else:
+            await other.execute("LOCK TABLE campaigns IN ACCESS EXCLUSIVE MODE")
+        refusal = {"read-only": READ_ONLY, "locked": LOCKED}[what]
+        run = await trial.start()
+        async with patience("a refusal at the start", lambda: own.log + run.tail()):
+            while own.log.count(refusal) < 2:
+                await asyncio.sleep(0.05)
+        if what == "read-only":
+            await is_switched(trial, own, False)
+        await other.rollback()
+    assert (await run.wait()).code == 0
+    assert await trial.reckon() == {"sent": 50}
+    figure(f"{own.log.count(refusal)} statements refused ({refusal[:5]}), then 50 sent")
 
 
 # --- Locks of the application ---------------------------------------------------------------------
