@@ -15,8 +15,9 @@ DAY_S = 86_400.0
 # The Job controller's own: ten seconds, doubled for each failure, six minutes at most.
 FIRST_DELAY_S, LONGEST_DELAY_S = 10.0, 360.0
 
-# No faster than this; a night is at least so many starts of a process long.
-FASTEST, STARTS_IN_A_NIGHT = 400.0, 12
+# No faster than this; a night is at least so many seconds and starts of a process long: as many as
+# its pods begin one after another, and what they do in between.
+FASTEST, WORK_S, STARTS_IN_A_NIGHT = 400.0, 4.0, 4
 
 # The program's own margins of a second or two do not shrink with the factor, and a busy machine
 # does not answer faster: no shorter than this, whatever the factor.

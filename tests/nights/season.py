@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from chaos.harness import Near, Run, Trial, trial_of
@@ -19,6 +20,7 @@ from sender.dev.postgres import EmbeddedPostgres
 # Waits inside the program that are no settings, for runner.py.
 TWEAKS = {"probe_every_s": 0.2, "breaker_patience_s": 0.2}
 KEY = "a made-up key"
+_preparing = Lock()
 # In scaled time; the list takes longer than a night.
 RATE_PER_S = 60 / FASTEST
 
@@ -89,7 +91,7 @@ async def season(
     dsn = server.dsn_of(name)
     async with await AsyncConnection.connect(server.dsn, autocommit=True) as admin:
         await admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    await asyncio.to_thread(prepare, dsn)
+    await asyncio.to_thread(_prepare_alone, dsn)
     (folder / "db-dsn").write_text(f"{as_role(dsn, 'sender')}\n")
     (folder / "mail-api-key").write_text(f"{KEY}\n")
     calendar = Calendar(policy.day_s)
@@ -113,3 +115,9 @@ async def season(
             return await trial.start(TWEAKS, **{**policy.env, **own, **files})
 
         yield Season(trial, calendar, CronJob(policy, start_pod))
+
+
+def _prepare_alone(dsn: str) -> None:
+    """Roles belong to the server, not to one of its databases: two must not make them at once."""
+    with _preparing:
+        prepare(dsn)
