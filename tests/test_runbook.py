@@ -36,7 +36,8 @@ pytestmark = pytest.mark.slow
 
 BASE = ROOT / "k8s" / "base"
 # What else people are told to type: run by others, or by nobody but a person.
-BY_OTHERS = {"pip", "pytest", ".ci/run", "export", "kubectl", "docker", "python"}
+BY_OTHERS = {"pip", "pytest", "export", "kubectl", "docker", "python", "git", "uv"}
+BY_OTHERS |= {".ci/run", ".ci/release.py"}
 SERVERS = {"fake-provider"}
 TRIED = {"sender", "psql", "curl"}
 

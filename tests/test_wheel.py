@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_the_program_is_that_of_the_wheel(installed: Path, tmp_path: Path) -> No
     where = "import sender; print(sender.__file__)"
     assert done(installed / "python", "-c", where, cwd=tmp_path).startswith(str(installed.parent))
     assert "sender demo" in done(installed / "sender", "--help", cwd=tmp_path)
-    assert done(installed / "sender", "--version", cwd=tmp_path).startswith("sender ")
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    assert done(installed / "sender", "--version", cwd=tmp_path) == f"sender {version}\n"
 
 
 def test_it_holds_the_migrations_and_no_tests(installed: Path, tmp_path: Path) -> None:
