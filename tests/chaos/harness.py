@@ -18,7 +18,7 @@ from typing import Any, LiteralString
 
 import aiohttp
 from conftest import add_targets, as_role
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, IsolationLevel, sql
 from psycopg.rows import dict_row
 from typer.testing import CliRunner
 
@@ -340,18 +340,28 @@ class Trial:
             while not await self.sql(query, *values):
                 await asyncio.sleep(0.02)
 
-    async def counts(self) -> Counts:
-        async with await AsyncConnection.connect(self.dsn, autocommit=True) as conn:
+    async def ledger(self) -> tuple[list[dict[str, Any]], Counts]:
+        """The rows, and what the program counts, at one moment.
+
+        The server may be at the last statement of a run that was killed.
+        """
+        async with await AsyncConnection.connect(self.dsn, row_factory=dict_row) as conn:
+            await conn.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+            cursor = await conn.execute(
+                "SELECT *, opted_out_at IS NOT NULL AS opted_out FROM campaign_targets"
+                " WHERE campaign_id = %s ORDER BY member_id",
+                [CAMPAIGN],
+            )
+            rows = await cursor.fetchall()
             cursor = await conn.execute(queries.COUNTS, {"campaign": CAMPAIGN})
-            row = await cursor.fetchone()
-        return Counts(*row)
+            (counts,) = await cursor.fetchall()
+        return rows, Counts(**counts)
+
+    async def counts(self) -> Counts:
+        return (await self.ledger())[1]
 
     async def rows(self) -> list[dict[str, Any]]:
-        return await self.sql(
-            "SELECT *, opted_out_at IS NOT NULL AS opted_out FROM campaign_targets"
-            " WHERE campaign_id = %s ORDER BY member_id",
-            CAMPAIGN,
-        )
+        return (await self.ledger())[0]
 
     async def free(self) -> bool:
         """Whether no row is claimed: no batch leased, no row sending."""
@@ -373,7 +383,7 @@ class Trial:
             How many rows there are of each state.
         """
         mails, stats = await self.mail.deliveries(), await self.mail.stats()
-        rows, counts = await self.rows(), await self.counts()
+        rows, counts = await self.ledger()
         twice = {member: n for member, n in mails.items() if n > 1}
         assert not twice, f"mailed twice: {twice}"
         assert stats["delivered_twice"] == 0

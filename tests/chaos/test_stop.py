@@ -28,6 +28,7 @@ async def test_sigterm_with_200_requests_in_flight_at_5_s(
     assert took < 20
     assert await trial.free()
     assert (await trial.counts()).sent == asked >= 200
+    assert {row["attempts"] for row in await trial.rows()} == {0}
     await trial.mail.control(latency_s=0)
     assert (await trial.run()).code == 0
     assert await trial.reckon() == {"sent": 2000}
