@@ -182,6 +182,8 @@ def wrong_rights(found: Manifests) -> Iterator[str]:
         yield "capabilities"
     if own.get("readOnlyRootFilesystem") is not True:
         yield "file system"
+    if found.pod.get("enableServiceLinks") is not False:
+        yield "service links"  # a Service named "metrics" would set METRICS_PORT
 
 
 def wrong_memory(found: Manifests) -> Iterator[str]:
@@ -206,6 +208,11 @@ def wrong_secrets(found: Manifests) -> Iterator[str]:
     files = {value for name, value in found.env.items() if name.endswith("_FILE")}
     if {str(PurePosixPath(path).parent) for path in files} != folders:
         yield "secret not mounted"
+    modes = [v["secret"].get("defaultMode", 0o644) for v in found.pod["volumes"] if "secret" in v]
+    if any(mode & 0o007 for mode in modes):
+        yield "secret for everyone"
+    if not all(mode & 0o040 for mode in modes) or not found.pod["securityContext"].get("fsGroup"):
+        yield "secret not readable"  # files are root's; the group is how the program reads them
 
 
 def wrong_network(found: Manifests) -> Iterator[str]:

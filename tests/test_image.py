@@ -6,17 +6,20 @@ There is no engine here; `dockerfile` runs the steps. What an engine alone can s
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 
+import psycopg
 import pytest
 from conftest import add_targets
-from dockerfile import Build, Stage, instructions
+from dockerfile import Build, Stage, allowed, instructions
 from kustomize import render
 from manifest_rules import manifests_of
 
@@ -47,11 +50,19 @@ def test_it_runs_as_the_user_of_the_manifests() -> None:
     assert int(user) > 0
 
 
+def test_the_build_is_given_what_it_copies_and_nothing_else() -> None:
+    copies = [rest.split() for name, rest in instructions(DOCKERFILE) if name == "COPY"]
+    copied = {name for words in copies if "--from" not in words[0] for name in words[:-1]}
+    given = {path.name for path in ROOT.iterdir() if allowed(ROOT, path)}
+    assert given == copied
+    assert not allowed(ROOT, ROOT / "sender" / "dev" / "__pycache__" / "demo.pyc")
+
+
 # --- What it comes to -----------------------------------------------------------------------------
 
 
 async def test_what_its_steps_come_to(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dsn: str, bare_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One test, as the steps are run once: what is in it, then what it does."""
     build = Build(ROOT, tmp_path, standing_in_for_the_base())
@@ -59,9 +70,12 @@ async def test_what_its_steps_come_to(
     with capsys.disabled():
         tell_its_size(image)
     it_holds_the_program_alone(image)
+    it_is_what_is_locked(image)
     it_is_all_compiled(image)
     it_says_what_it_is(image)
     wrong_settings_are_told(build, image)
+    await asyncio.to_thread(it_migrates, build, image, bare_dsn)
+    the_demo_says_what_it_lacks(build, image)
     process, url = await asyncio.to_thread(start_process)
     try:
         env = {"DB_DSN": dsn, "CAMPAIGN_ID": "spring", "MAIL_URL": url, "LOG_FORMAT": "json"}
@@ -121,6 +135,16 @@ def it_holds_the_program_alone(image: Stage) -> None:
     assert not [name for name in ("uv", "pip", "pip3") if shutil.which(name, path=base)]
 
 
+def it_is_what_is_locked(image: Stage) -> None:
+    locked = {
+        package["name"]: package["version"]
+        for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    }
+    found = {d.name: d.version for d in distributions(path=[str(site(image))])}
+    assert len(found) > 20
+    assert found == {name: locked[re.sub(r"[-_.]+", "-", name).lower()] for name in found}
+
+
 def it_is_all_compiled(image: Stage) -> None:
     assert [
         path
@@ -142,8 +166,9 @@ def it_says_what_it_is(image: Stage) -> None:
 # --- What it does ---------------------------------------------------------------------------------
 
 
-def begin(build: Build, image: Stage, env: Mapping[str, str]) -> subprocess.Popen[str]:
-    program, *arguments = image.command
+def begin(build: Build, image: Stage, env: Mapping[str, str], *other: str) -> subprocess.Popen[str]:
+    """Start it; with other arguments than CMD's, as `docker run IMAGE ...` does."""
+    program, *arguments = [*image.entrypoint, *other] if other else image.command
     return subprocess.Popen(
         [f"{build.root}{program}", *arguments],
         cwd=build.root,
@@ -160,6 +185,23 @@ def wrong_settings_are_told(build: Build, image: Stage) -> None:
     assert process.returncode == 78, stderr
     told = [line.partition(":")[0] for line in stderr.splitlines()]
     assert sorted(told) == ["CAMPAIGN_ID", "DB_DSN", "MAIL_URL"]
+
+
+def it_migrates(build: Build, image: Stage, dsn: str) -> None:
+    """Also from there: the migrations are in it."""
+    process = begin(build, image, {"DB_DSN": dsn}, "migrate")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute("SELECT count(*) FROM campaign_batches").fetchone() == (0,)
+
+
+def the_demo_says_what_it_lacks(build: Build, image: Stage) -> None:
+    """What only builds and tests is left out, and that is told in one line."""
+    process = begin(build, image, {}, "demo", "--targets", "60")
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.count("\n")) == (1, 1), stderr
+    assert "pip install 'sender[demo]'" in stderr
 
 
 def everything(root: Path) -> dict[str, float]:
