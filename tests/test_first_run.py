@@ -86,8 +86,8 @@ def members(postgres: EmbeddedPostgres) -> Iterator[str]:
 
 
 def script(port: int) -> str:
-    """The section's commands, one after another; the first that fails ends it."""
-    lines = ["set -euo pipefail"]
+    """The section's commands, one after another; the first that fails ends it all."""
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
     for command in commands("README.md"):
         if command.section == SECTION:
             lines += [f"echo '$' {command.program} >&2", command.line.replace("8025", str(port))]
