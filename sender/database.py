@@ -42,8 +42,9 @@ _CLOSE_S: Final = 0.2
 # (40), lock time-out (55P03), a server that became read-only (25006), its disk (58).
 _TRANSIENT_CLASSES: Final = ("08", "40", "53", "57", "58")
 _TRANSIENT_CODES: Final = frozenset({"55P03", "25006", "XX000"})
-# What it cannot: the role or its password (28), the name of the database (3D).
-_REFUSAL_CLASSES: Final = ("28", "3D")
+# What it cannot: a value in the DSN's options, such as a time zone (22), the role or its password
+# (28), the name of the database (3D), a right to connect or a parameter that is none (42).
+_REFUSAL_CLASSES: Final = ("22", "28", "3D", "42")
 _TRACED_CODE: Final = re.compile(rb'\tErrorResponse\t.* C "([0-9A-Z]{5})"')
 _TRACE_TIMEOUT_S: Final = 5.0
 

@@ -65,6 +65,25 @@ def manifests_of(rendered: list[Manifest]) -> Manifests:
     return Manifests(*(of_kind(rendered, kind) for kind in kinds))
 
 
+# What to do, where the name of a fault does not say it.
+HELP = {
+    "time zone": "spec.timeZone is no name of the IANA list, such as Asia/Tokyo",
+    "schedule": "spec.schedule takes five fields, and the zone belongs into spec.timeZone",
+    "grace": "terminationGracePeriodSeconds must be above SHUTDOWN_GRACE_S",
+    "deadline": "DEADLINE_S and terminationGracePeriodSeconds together must be below"
+    " activeDeadlineSeconds",
+    "unknown setting": "a name in the ConfigMap is no setting; sender --help has all",
+    "missing setting": "CAMPAIGN_ID and MAIL_URL are needed in the ConfigMap, DB_DSN as a file",
+    "connections": "SEND_CONCURRENCY takes more memory than the limit leaves",
+    "exit codes": "podFailurePolicy must fail the Job on exactly the codes no retry can help",
+}
+
+
+def explained(fault: str) -> str:
+    """A fault with what to do about it."""
+    return f"{fault}: {HELP[fault]}" if fault in HELP else fault
+
+
 def wrong(found: Manifests) -> Iterator[str]:
     """Everything the program, or whoever is on call, would suffer from."""
     yield from wrong_schedule(found.cronjob["spec"])

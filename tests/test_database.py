@@ -94,6 +94,12 @@ async def test_a_role_that_does_not_exist_is_told_at_once_without_its_password(p
     assert "s3cret" not in str(caught.value)
 
 
+async def test_a_zone_that_does_not_exist_is_told_at_once(postgres):
+    dsn = make_conninfo(postgres.dsn, options="-c timezone=Mars/Base")
+    with pytest.raises(ConnectionRefused, match=r'DB_DSN: .*"TimeZone": "Mars/Base" \(22023\)'):
+        await connect(dsn, 30)
+
+
 class Refusing:
     """A server that refuses every connection with one SQLSTATE, in another language."""
 
@@ -119,7 +125,7 @@ class Refusing:
         writer.close()
 
 
-@pytest.mark.parametrize("code", ["28000", "28P01", "3D000"])
+@pytest.mark.parametrize("code", ["22023", "28000", "28P01", "3D000", "42501", "42704"])
 async def test_what_the_server_refuses_for_good_is_not_waited_for(code):
     async with Refusing(code) as dsn:
         with pytest.raises(ConnectionRefused, match=rf"verweigert.*\({code}\)") as caught:

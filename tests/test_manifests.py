@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from kustomize import NAME, Manifest, NotRenderable, render, unlisted
-from manifest_rules import Manifests, manifests_of, wrong
+from manifest_rules import HELP, Manifests, explained, manifests_of, wrong
 
 from sender.settings import RunSettings
 
@@ -38,7 +38,7 @@ def test_manifests_are_valid(folder: Path, version: str) -> None:
 
 @folders
 def test_manifests_are_right(folder: Path) -> None:
-    assert list(wrong(manifests_of(render(folder)))) == []
+    assert [explained(fault) for fault in wrong(manifests_of(render(folder)))] == []
 
 
 @folders
@@ -60,6 +60,11 @@ def test_rendered_as_kubectl_does(folder: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     order = itemgetter("kind")
     assert sorted(yaml.safe_load_all(ran.stdout), key=order) == sorted(render(folder), key=order)
+
+
+def test_a_fault_comes_with_what_to_do() -> None:
+    assert "IANA list, such as Asia/Tokyo" in explained("time zone")
+    assert HELP.keys() <= {fault for _, fault in DAMAGES}
 
 
 # --- Each rule bites ------------------------------------------------------------------------------
