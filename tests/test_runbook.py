@@ -18,10 +18,11 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import add_targets
+from conftest import add_targets, as_role
 from documents import DOCUMENTS, ROOT, Command, all_commands, commands
 from kustomize import NAME, Manifest, of_kind, render
 from manifest_rules import manifests_of, wrong
+from psycopg import AsyncConnection
 from test_first_run import SECTION, overlay
 
 from sender import exit_code
@@ -244,3 +245,36 @@ def test_each_reason_to_end_is_in_the_runbook_with_its_code(reason: StopReason) 
 @pytest.mark.parametrize("code", [0, 1, 2, ConfigurationError.exit_code, 137, 143])
 def test_each_exit_code_is_in_the_runbook(code: int) -> None:
     assert f"\n| {code} | " in (ROOT / "RUNBOOK.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "is at schema",
+        "lacks rights",
+        "missing in the database, though migrated once",
+        "exists and is not of this program",
+        "has no rows",
+    ],
+)
+def test_what_is_told_of_78_is_what_the_program_says(text: str) -> None:
+    assert text in (ROOT / "RUNBOOK.md").read_text()
+    assert any(text in file.read_text() for file in (ROOT / "sender").glob("*.py"))
+
+
+async def test_whoever_is_called_has_the_rights_of_the_sender(
+    dsn: str, ready: dict[str, str]
+) -> None:
+    grant = re.search(r"`(GRANT sender TO oncall)`", (ROOT / "RUNBOOK.md").read_text())
+    assert grant
+    async with await AsyncConnection.connect(dsn, autocommit=True) as admin:
+        await admin.execute("CREATE ROLE oncall LOGIN")
+        try:
+            await admin.execute(grant[1].encode())
+            env = {**ready, "DB_DSN": as_role(dsn, "oncall")}
+            for words in ("check", "pause --by me --why so", "resume --by me --why so", "failures"):
+                command = [sys.executable, "-m", "sender", *words.split()]
+                ran = await asyncio.to_thread(subprocess.run, command, env=env, timeout=60)
+                assert ran.returncode == 0, words
+        finally:
+            await admin.execute("DROP ROLE oncall")
