@@ -102,8 +102,13 @@ class Finisher:
 
     @property
     def is_behind(self) -> bool:
-        """Whether outcomes wait because the store is or was away."""
-        return self._failing
+        """Whether the store, or this process, was away and not all is in order again.
+
+        A lease that has ended may still be renewed or its outcomes written, if nobody else has
+        taken its rows. Whoever claims must not be the one: they would be requested again.
+        """
+        now = time.monotonic()
+        return self._failing or any(lease.until <= now for lease in self._leases)
 
     async def written(self) -> None:
         """Wait until something was written."""
