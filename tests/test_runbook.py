@@ -9,6 +9,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,22 @@ def test_there_is_nothing_to_type_that_no_test_looks_at(document: str) -> None:
 def test_what_is_exported_is_a_setting(command: Command) -> None:
     names = {word.partition("=")[0].removesuffix("_FILE") for word in command.words[1:]}
     assert names <= {*all_names(), "PGHOST", "PGUSER"}
+
+
+def inline_pytest() -> list[str]:
+    """The files of tests that documents name in the middle of a text, and what of them to run."""
+    texts = [(ROOT / document).read_text() for document in DOCUMENTS]
+    found = {words for text in texts for words in re.findall(r"uv run pytest (tests/[^`]+)`", text)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("words", inline_pytest())
+def test_tests_that_are_named_are_there(words: str) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0"]
+    ran = subprocess.run(
+        [*command, *shlex.split(words)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:]
 
 
 # --- What is typed at a cluster -------------------------------------------------------------------
