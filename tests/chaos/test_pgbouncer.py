@@ -4,6 +4,7 @@ Every run here reaches the database through it alone, and so did the migrations 
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from chaos.harness import CAMPAIGN, patience
 from chaos.test_database import ROWS, at_work, came_through, nothing_was_sent
 from sender.dev.postgres import EmbeddedPostgres
 
-KILLS = 100 if LONG else 6
+KILLS = 100 if LONG else 5
 AWAY_S = 30.0 if LONG else 2.0
 RUNS, ROWS_OF_TEN = 10, 10_000 if LONG else 3_000
 
@@ -176,6 +177,11 @@ async def test_a_table_of_old_is_migrated_through_pgbouncer(
     trial = await begin(0, dsn=bare_dsn)
     end = await trial.run(DB_DSN=bouncer.to(bare_dsn, "sender"))
     assert (end.code, end.last["sent"], end.last["requests"]) == (0, 60, 40)
+    told = command("status", "--json", dsn=bouncer.to(bare_dsn, "sender_reader"))
+    assert json.loads(told)["sent"] == 60
+    by = ("--by", "oncall", "--why", "a trial")
+    command("pause", *by, dsn=bouncer.to(bare_dsn, "sender"))
+    assert await trial.sql("SELECT 1 FROM campaigns WHERE control = 'paused'")
     assert await transactions(bouncer, bare_dsn) > 20
     figure("60 rows, 20 of them sent before: migrated, 40 sent")
 
