@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import psycopg
 import pytest
 from conftest import add_targets, as_role
 from ledger import CAMPAIGN, claim, due, expire, finish, ids, settle, states
@@ -16,6 +17,7 @@ from ledger import stores as stores
 from psycopg import AsyncConnection
 from psycopg.errors import LockNotAvailable
 
+from sender import queries
 from sender.actions import Author
 from sender.breaker import Breaker, RefusalWatch, is_provider_failure
 from sender.dev.fake_options import FakeOptions
@@ -518,6 +520,25 @@ async def test_a_cancelled_campaign_is_not_paused_and_what_was_done_is_recorded(
     assert await cursor.fetchall() == [("cancelled",)]
     cursor = await conn.execute("SELECT action, before ->> 'control' FROM campaign_actions")
     assert await cursor.fetchall() == [("cancel", "run")]
+
+
+async def test_slots_in_hand_are_not_used_after_a_429(dsn, conn, stores):
+    await add_targets(conn, CAMPAIGN, 400)
+    store, stop, asked = await stores.open(batch_size=100), Stop(), []
+    provider = Answers(*[Accepted()] * 30, Throttled("http_429", 60.0))
+
+    async def block_at_once(seconds: float) -> None:
+        """Like the store's own, but the loop stands still: nobody notices by the way."""
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute(queries.BLOCK, {"account": "acct", "seconds": seconds})
+        asked.append(len(provider.asked))
+        asyncio.get_running_loop().call_later(0.5, stop.stop_claiming, StopReason.DEADLINE)
+
+    store.block = block_at_once
+    async with asyncio.timeout(20):
+        await Pipeline(store, provider, lambda _: None, SIZES, stop).run()
+    # What had its permit already; a tenth of a second of slots would be 50.
+    assert len(provider.asked) - asked[0] <= 10
 
 
 # --- record ---------------------------------------------------------------------------------------

@@ -202,6 +202,7 @@ class Pacer:
         if seconds <= 0:
             return
         await self._store.block(seconds)
+        self._unslot()
         self._traffic.block_s = 0.0
         if time.monotonic() >= self._blocked_until:
             self._observe(AccountPaused(seconds, reason))

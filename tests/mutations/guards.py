@@ -232,6 +232,13 @@ GUARDS = [
         "test_a_slot_that_was_missed_is_not_used",
     ),
     _guard(
+        "no slot in hand after a 429",
+        "pipeline/pacer.py",
+        "        self._unslot()\n        self._traffic.block_s = 0.0",
+        "        self._traffic.block_s = 0.0",
+        "test_slots_in_hand_are_not_used_after_a_429",
+    ),
+    _guard(
         "hand-over without waiting",
         "pipeline/worker.py",
         "            self._take(answer, permit)",
