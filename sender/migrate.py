@@ -103,12 +103,19 @@ def plan(dsn: str) -> str:
 def _pending(dsn: str) -> list[_File]:
     try:
         with _connect(dsn) as conn, _foreign_errors("reading the catalogue"):
-            applied = applied_versions(conn)
-            pending = [file for file in _files() if file.version not in applied]
-            check_whole(conn, applied)
-            if pending:
-                check_ground(conn, applied)
-            return pending
+            while True:
+                applied = applied_versions(conn)
+                pending = [file for file in _files() if file.version not in applied]
+                try:
+                    check_whole(conn, applied)
+                    if pending:
+                        check_ground(conn, applied)
+                except SchemaError:
+                    # What another migration has made since we read is not a stranger's.
+                    if applied == applied_versions(conn):
+                        raise
+                else:
+                    return pending
     except psycopg.OperationalError as error:
         away = DatabaseUnavailable(f"the database does not answer: {told(error)}")
         raise refusal(dsn, error) or away from error

@@ -210,6 +210,20 @@ def test_two_at_once_apply_each_migration_once(api_dsn: str, dsn: str) -> None:
     assert run(api_dsn, SENT) == [10]
 
 
+def test_what_another_migration_made_meanwhile_is_no_strangers(
+    api_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = module.check_ground
+
+    def check_late(conn: Connection, applied: set[int]) -> None:
+        monkeypatch.undo()
+        assert migrate(api_dsn) == ALL
+        check(conn, applied)
+
+    monkeypatch.setattr(module, "check_ground", check_late)
+    assert migrate(api_dsn) == []
+
+
 def test_an_index_whose_build_died_is_built_again(api_dsn: str, api: Connection, dsn: str) -> None:
     migrated_to(api_dsn, 2)
     with holding(api_dsn, "UPDATE campaign_targets SET email = 'b' WHERE member_id = 1"):
