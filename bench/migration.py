@@ -125,9 +125,9 @@ def _migrate_beside(
         time.sleep(_SETTLE_S)
         baseline = (time.monotonic(), time.monotonic() + args.baseline_s)
         time.sleep(args.baseline_s)
-        with _open_transaction(dsn, args.open_s):
+        with _open_transaction(dsn, args.open_s) as met:
             began = time.monotonic()
-            lines = _sender_migrate(dsn)
+            lines = _sender_migrate(dsn, met)
             ended = time.monotonic()
     samples = json.loads(application.told)
     return {
@@ -162,28 +162,34 @@ def _application(dsn: str, args: argparse.Namespace) -> Generator[_Application]:
 
 
 @contextmanager
-def _open_transaction(dsn: str, for_s: float) -> Generator[None]:
-    """Somebody's transaction that has read and written the table, and ends after `for_s`."""
-    begun, over = threading.Event(), threading.Event()
+def _open_transaction(dsn: str, for_s: float) -> Generator[threading.Event]:
+    """Somebody's transaction that has read and written the table; it ends `for_s` after it is met.
+
+    Yields:
+        What is to be set when the migration begins.
+    """
+    begun, met, over = (threading.Event() for _ in range(3))
 
     def stay() -> None:
         with psycopg.connect(dsn, application_name="report") as conn:
             conn.execute(_TOUCH, (CAMPAIGN,))
             conn.execute("SELECT count(*) FROM campaign_targets")
             begun.set()
+            met.wait()
             over.wait(for_s)
 
     thread = threading.Thread(target=stay)
     thread.start()
     begun.wait()
     try:
-        yield
+        yield met
     finally:
+        met.set()
         over.set()
         thread.join()
 
 
-def _sender_migrate(dsn: str) -> list[tuple[float, str]]:
+def _sender_migrate(dsn: str, begun: threading.Event) -> list[tuple[float, str]]:
     """What it says, each line with its time."""
     with subprocess.Popen(
         [sys.executable, "-m", "sender", "migrate"],
@@ -193,7 +199,10 @@ def _sender_migrate(dsn: str) -> list[tuple[float, str]]:
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout
-        lines = [(time.monotonic(), line.rstrip("\n")) for line in process.stdout]
+        lines: list[tuple[float, str]] = []
+        for line in process.stdout:
+            lines.append((time.monotonic(), line.rstrip("\n")))
+            begun.set()
     if process.returncode:
         raise SystemExit("\n".join(line for _, line in lines))
     return lines

@@ -324,7 +324,7 @@ def test_a_back_fill_that_died_half_way_goes_on(dsn: str) -> None:
 
 
 def test_the_bench_of_it_measures(tmp_path: Path) -> None:
-    short = ["--rows=3000", "--repeats=1", "--open-s=1", "--baseline-s=1", "--readers=1"]
+    short = ["--rows=3000", "--repeats=1", "--open-s=3", "--baseline-s=1", "--readers=1"]
     ran = subprocess.run(
         [sys.executable, "-m", "bench", "migration", "--json", *short],
         cwd=Path(__file__).parents[1],
