@@ -157,7 +157,11 @@ async def peak(trial: Trial) -> int:
     return (await trial.mail.stats())["max_in_any_second"]
 
 
-@pytest.mark.parametrize("column", ["next_free_at", "blocked_until"])
+@pytest.mark.parametrize(
+    "column",
+    # A clock that jumps leads to the first of them; where none can be made to, it is written.
+    ["next_free_at", "blocked_until"] if LIBFAKETIME is None else ["blocked_until"],
+)
 async def test_what_was_written_ahead_of_the_database_clock(
     begin: Begin, figure: Callable[[str], None], column: str
 ) -> None:

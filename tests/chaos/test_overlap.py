@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from chaos.conftest import Begin
-from chaos.harness import CAMPAIGN, QUICK, SAID, Run, Trial
+from chaos.harness import CAMPAIGN, PATIENCE_S, QUICK, SAID, Run, Trial
 
 RUNS = 10
 ROWS = 10_000
@@ -26,7 +26,7 @@ async def test_ten_runs_at_one_barrier(begin: Begin, figure: Callable[[str], Non
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
         await trial.until(f"{waiting} AND wait_event_type = 'Lock' HAVING count(*) = {RUNS}")
         await barrier.commit()
-    ends = [await run.wait() for run in runs]
+    ends = [await run.wait(2 * PATIENCE_S) for run in runs]
     assert [end.code for end in ends] == [0] * RUNS
     assert await trial.reckon() == {"sent": ROWS}
     stats = await trial.mail.stats()
