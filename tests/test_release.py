@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 HEADING = re.compile(r"^## \[(.+?)\](?: - (\S+))?$", re.MULTILINE)
 FILES = (
     *("pyproject.toml", "uv.lock", "CHANGELOG.md", "README.md", "RUNBOOK.md", "Dockerfile"),
-    *("k8s", ".ci/release.py"),
+    *("k8s", ".ci/release.py", ".python-version"),
 )
 
 
