@@ -2,8 +2,8 @@
 
     python -m bench.plot [FOLDER]
 
-Reads `database.json` and `rate.json` in FOLDER (bench/results) and writes `claim.png` and
-`rate.png` there. Needs matplotlib: uv sync --group bench.
+Reads `database.json` and all `rate*.json` in FOLDER (bench/results), which may each hold some of
+the limits, and writes `claim.png` and `rate.png` there. Needs matplotlib: uv sync --group bench.
 """
 
 import json
@@ -41,7 +41,9 @@ def main() -> None:
         }
     )
     draw_claims(json.loads((folder / "database.json").read_text()), folder / "claim.png")
-    draw_rates(json.loads((folder / "rate.json").read_text()), folder / "rate.png")
+    rates = [json.loads(path.read_text()) for path in sorted(folder.glob("rate*.json"))]
+    cells = [cell for found in rates for cell in found["result"]["cells"]]
+    draw_rates(cells, folder / "rate.png")
 
 
 def _plain(axis: Any) -> None:
@@ -81,10 +83,9 @@ def draw_claims(found: dict[str, Any], out: Path) -> None:
     _save(figure, out)
 
 
-def draw_rates(found: dict[str, Any], out: Path) -> None:
+def draw_rates(cells: list[dict[str, Any]], out: Path) -> None:
     """The rate that the provider saw, against its latency, for each limit."""
     figure, axes = plt.subplots(figsize=(8, 4.6))
-    cells = found["result"]["cells"]
     for limit in sorted({cell["limit_per_s"] for cell in cells}):
         axes.axhline(limit, color=GREY, linewidth=0.8, linestyle=":")
         axes.annotate(
