@@ -6,7 +6,7 @@ Owns how a change by a person begins and how its failure is told. Must never cha
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, LiteralString, Self
 
 import psycopg
 from psycopg import AsyncConnection
@@ -14,12 +14,16 @@ from psycopg import AsyncConnection
 from sender import queries_reports
 from sender.database import connect, describe, is_transient
 from sender.errors import CampaignError, DatabaseUnavailable, SettingsError
+from sender.locks import briefly, naming_holders
 from sender.rights import refused
 from sender.schema import check_schema
 from sender.settings import CampaignSettings
 from sender.status import no_rows
 
 _PATIENCE_S: Final = 5.0
+# How long to wait for the sight of rows that are not needed: who stops a campaign is in a hurry.
+_GLANCE_S: Final = 1.0
+_AGAIN: Final = "what was done stays done; give the same command again and it goes on"
 _LONGEST: Final = 1_000
 
 
@@ -45,8 +49,15 @@ class Author:
 
 
 @asynccontextmanager
-async def changing(settings: CampaignSettings) -> AsyncGenerator[AsyncConnection[Any]]:
+async def changing(
+    settings: CampaignSettings, *, touches_rows: bool
+) -> AsyncGenerator[AsyncConnection[Any]]:
     """Connect to change a campaign that has rows; a statement is a transaction.
+
+    Args:
+        settings: which campaign, where.
+        touches_rows: false for what changes the campaign only: while somebody has locked the table
+            of the rows, it is enough that the campaign was there once.
 
     Yields:
         The connection.
@@ -59,11 +70,10 @@ async def changing(settings: CampaignSettings) -> AsyncGenerator[AsyncConnection
     conn = await connect(settings.db_dsn.get_secret_value(), within_s=_PATIENCE_S)
     conn.prepare_threshold = None  # few statements, and a pooler may be in between
     try:
-        async with conn:
-            await check_schema(conn)
-            campaign = {"campaign": settings.campaign_id}
-            cursor = await conn.execute(queries_reports.CAMPAIGN, campaign)
-            if await cursor.fetchone() != (True,):
+        async with conn, naming_holders(conn, _AGAIN):
+            async with briefly(conn):
+                await check_schema(conn)
+            if not await _has_rows(conn, settings.campaign_id, needed=touches_rows):
                 raise CampaignError(no_rows(settings.campaign_id))
             yield conn
     except psycopg.errors.InsufficientPrivilege as error:
@@ -74,13 +84,29 @@ async def changing(settings: CampaignSettings) -> AsyncGenerator[AsyncConnection
         raise DatabaseUnavailable(_told(error)) from error
 
 
+async def _has_rows(conn: AsyncConnection[Any], campaign: str, *, needed: bool) -> bool:
+    try:
+        return await _is_there(conn, queries_reports.CAMPAIGN, campaign, needed)
+    except psycopg.errors.LockNotAvailable:
+        if needed or not await _is_there(conn, queries_reports.CAMPAIGN_OPENED, campaign, needed):
+            raise
+        return True
+
+
+async def _is_there(
+    conn: AsyncConnection[Any], query: LiteralString, campaign: str, needed: bool
+) -> bool:
+    async with briefly(conn, None if needed else _GLANCE_S):
+        found = await (await conn.execute(query, {"campaign": campaign})).fetchone()
+    return found == (True,)
+
+
 def _told(error: psycopg.Error) -> str:
-    again = "what was done stays done; give the same command again and it goes on"
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-        return f"other transactions hold the rows ({describe(error)}); {again}"
+        return f"other transactions hold the rows ({describe(error)}); {_AGAIN}"
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-        return f"the database takes no writes now: is it a standby? ({describe(error)}); {again}"
-    return f"the database stopped answering ({describe(error)}); {again}"
+        return f"the database takes no writes now: is it a standby? ({describe(error)}); {_AGAIN}"
+    return f"the database stopped answering ({describe(error)}); {_AGAIN}"
 
 
 def _faults(name: str, text: str) -> list[str]:

@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, LiteralString
 
+import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from sender import environment, queries_reports, setting_checks
-from sender.database import connect
+from sender.database import connect, describe, is_transient
 from sender.domain import Control
 from sender.errors import (
     ConfigurationError,
@@ -18,6 +19,7 @@ from sender.errors import (
     SenderError,
     SettingsError,
 )
+from sender.locks import briefly, naming_holders
 from sender.rights import check_rights
 from sender.schema import check_schema
 from sender.settings import CampaignSettings, DatabaseSettings, RunSettings, all_names
@@ -82,16 +84,25 @@ async def _database(environ: Mapping[str, str] | None) -> AsyncIterator[Finding]
     except SettingsError:
         return  # told already
     try:
-        async with await connect(dsn, within_s=_PATIENCE_S) as conn:
+        async with (
+            await connect(dsn, within_s=_PATIENCE_S) as conn,
+            naming_holders(conn, "a run waits for it, at the start for 30 s"),
+        ):
+            conn.prepare_threshold = None  # few statements, and a pooler may be in between
             version = conn.info.server_version
             yield Finding("database", "ok", f"PostgreSQL {version // 10_000}.{version % 10_000}")
-            await check_schema(conn)
+            async with briefly(conn):
+                await check_schema(conn)
             yield Finding("schema", "ok", "migrated")
             await check_rights(conn)
             yield Finding("rights", "ok", f"role {conn.info.user} may do what a run does")
             yield await _campaign(conn, environ)
     except SenderError as error:
         yield Finding(_subject(error), "fault", str(error))
+    except psycopg.Error as error:
+        if not is_transient(error):
+            raise
+        yield Finding("database", "fault", f"stopped answering ({describe(error)})")
 
 
 def _subject(error: SenderError) -> str:
@@ -122,7 +133,8 @@ async def _first(
     conn: AsyncConnection[Any], query: LiteralString, campaign: str
 ) -> tuple[Any, ...] | None:
     cursor = conn.cursor(row_factory=tuple_row)
-    return await (await cursor.execute(query, {"campaign": campaign})).fetchone()
+    async with briefly(conn):
+        return await (await cursor.execute(query, {"campaign": campaign})).fetchone()
 
 
 async def _provider(environ: Mapping[str, str] | None) -> AsyncIterator[Finding]:

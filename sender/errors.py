@@ -10,6 +10,7 @@
     │   ├── RightsError               the role may not do what the command does
     │   └── CampaignError             the campaign has no rows
     ├── DatabaseUnavailable        1  the database did not answer in time; a later start goes on
+    │   └── TableLocked               somebody holds a table as a whole
     └── MigrationError             1  a migration step lost against the application or failed
 """
 
@@ -58,6 +59,10 @@ class CampaignError(ConfigurationError):
 
 class DatabaseUnavailable(SenderError):
     """The database could not be reached within the time allowed; nothing was sent meanwhile."""
+
+
+class TableLocked(DatabaseUnavailable):
+    """A table was locked as a whole, and stayed so for longer than a command waits."""
 
 
 class MigrationError(SenderError):

@@ -7,6 +7,7 @@ from psycopg.rows import class_row
 
 from sender import queries_reports
 from sender.errors import CampaignError
+from sender.locks import briefly
 from sender.reading import reading
 from sender.settings import CampaignSettings
 from sender.status import Failure, no_rows
@@ -39,15 +40,18 @@ async def failures(
     """
     after, left = -(2**63), limit
     async with reading(settings.db_dsn.get_secret_value(), at_one_moment=False) as conn:
-        exists = await conn.execute(queries_reports.CAMPAIGN, {"campaign": settings.campaign_id})
-        if await exists.fetchone() != (True,):
+        async with briefly(conn):
+            campaign = {"campaign": settings.campaign_id}
+            found = await (await conn.execute(queries_reports.CAMPAIGN, campaign)).fetchone()
+        if found != (True,):
             raise CampaignError(no_rows(settings.campaign_id))
         cursor = conn.cursor(row_factory=class_row(Failure))
         while left is None or left > 0:
             size = _PAGE if left is None else min(_PAGE, left)
             values = {"campaign": settings.campaign_id, "after": after}
             values |= {"states": list(states), "limit": size}
-            page = await (await cursor.execute(queries_reports.FAILURES, values)).fetchall()
+            async with briefly(conn):
+                page = await (await cursor.execute(queries_reports.FAILURES, values)).fetchall()
             for failure in page:
                 yield failure
             if len(page) < size:

@@ -39,10 +39,16 @@ async def write(found: AsyncIterator[Failure], states: Sequence[str], form: str)
 
 
 async def _write_csv(found: AsyncIterator[Failure]) -> None:
+    """A head and a line a row; nothing at all if the first cannot be looked up."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Failure)])
+    head = [field.name for field in fields(Failure)]
     async for failure in found:
+        if head:
+            writer.writerow(head)
+            head = []
         writer.writerow(_cells(failure))
+    if head:
+        writer.writerow(head)
 
 
 def _cells(failure: Failure) -> list[object]:

@@ -55,14 +55,15 @@ SELECT control, control_at, control_by, control_why FROM campaigns
 WHERE campaign_id = %(campaign)s
 """
 
-# WAITING: accounts that the provider asked to wait, and when the next row is due again.
-WAITING: Final[LiteralString] = """
+# WAITING: accounts that the provider asked to wait, and when the next open row is due again.
+# Index: due; rows that opted out while they waited are passed over.
+WAITING: Final[LiteralString] = f"""
 SELECT (SELECT max(blocked_until) FROM provider_accounts
         WHERE blocked_until > statement_timestamp()) AS blocked_until,
-       (SELECT min(not_before) FROM campaign_targets
-        WHERE campaign_id = %(campaign)s AND sent_at IS NULL
+       (SELECT min(t.not_before) FROM campaign_targets t
+        WHERE t.campaign_id = %(campaign)s AND {TOLD} IN ('pending', 'sending')
           -- Others may have written instants that no calendar of ours has.
-          AND not_before BETWEEN '1970-01-01' AND '9999-12-31') AS next_due
+          AND t.not_before BETWEEN '1970-01-01' AND '9999-12-31') AS next_due
 """
 
 # LAST_FAILURES: newest first.
@@ -85,6 +86,11 @@ FROM campaign_targets t
 WHERE t.campaign_id = %(campaign)s AND t.member_id > %(after)s AND {TOLD} = ANY (%(states)s)
 ORDER BY t.member_id
 LIMIT %(limit)s
+"""
+
+# CAMPAIGN_OPENED: whether somebody ran or steered it once. Index: primary key.
+CAMPAIGN_OPENED: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM campaigns WHERE campaign_id = %(campaign)s)
 """
 
 # CAMPAIGN: whether it has rows, for `sender check`. Index: primary key, one row read.

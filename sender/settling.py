@@ -17,6 +17,7 @@ from sender import members, queries_actions
 from sender.actions import Author, changing
 from sender.domain import State
 from sender.errors import SettingsError
+from sender.locks import at_once, briefly
 from sender.settings import CampaignSettings
 
 _LOCKS_PATIENCE_S: Final = 30.0
@@ -109,7 +110,7 @@ async def settle(
     """
     campaign, done = settings.campaign_id, Settlement(settings.campaign_id, settling)
     record = {"action": settling.action, "by": author.by, "why": author.why}
-    async with changing(settings) as conn:
+    async with changing(settings, touches_rows=True) as conn:
         if named is not None:
             await _check(conn, campaign, settling.state, named)
         async for ids in _slices(conn, campaign, settling.state, named):
@@ -128,7 +129,8 @@ async def _check(
     """Refuse an empty list, and one that was made for another campaign, before anything changes."""
     if not named:
         values = {"campaign": campaign, "state": state}
-        found = await (await conn.execute(queries_actions.COUNT_IN_STATE, values)).fetchone()
+        async with briefly(conn):
+            found = await (await conn.execute(queries_actions.COUNT_IN_STATE, values)).fetchone()
         count = _rows(found[0] if found else 0)
         fault = f"{count} of campaign {campaign} are {_words(state)}"
         raise SettingsError([f"name some with --member or --file, or all with --all: {fault}"])
@@ -157,7 +159,8 @@ async def _slices(
     while first <= members.HIGHEST:
         cursor = conn.cursor(row_factory=scalar_row)
         values = {"campaign": campaign, "state": state, "first": first, "limit": _PAGE}
-        page = await (await cursor.execute(queries_actions.IN_STATE, values)).fetchall()
+        async with briefly(conn):
+            page = await (await cursor.execute(queries_actions.IN_STATE, values)).fetchall()
         for ids in _cut(page):
             yield ids
         if len(page) < _PAGE:
@@ -173,8 +176,7 @@ async def _settle_slice(
         on=_is_passing, attempts=None, timeout=_LOCKS_PATIENCE_S, wait_initial=0.1, wait_max=1.0
     ):
         with attempt:
-            cursor = await conn.cursor(row_factory=scalar_row).execute(query, values)
-            return set(await cursor.fetchall())
+            return set(await at_once(conn, query, values, scalar_row))
     raise AssertionError("attempts end with a result or an error")
 
 
@@ -184,7 +186,8 @@ async def _told_states(
     if not ids:
         return []
     values = {"campaign": campaign, "ids": list(ids)}
-    return await (await conn.execute(queries_actions.TOLD_STATES, values)).fetchall()
+    async with briefly(conn):
+        return await (await conn.execute(queries_actions.TOLD_STATES, values)).fetchall()
 
 
 def _is_passing(error: Exception) -> bool:

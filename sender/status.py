@@ -13,6 +13,9 @@ from sender.domain import Control, Counts
 from sender.errors import CampaignError
 from sender.reading import reading
 from sender.settings import CampaignSettings
+from sender.telemetry.redaction import redactor
+
+_clean = redactor()
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,9 +54,10 @@ class Status:
     Attributes:
         counts: each row once.
         rate_per_s: mails accepted a second over the last minute, by all runs; 0 if none.
-        eta_s: seconds to the end at that rate, or None if nothing moves or all is done.
+        eta_s: seconds to the end at that rate, or None if nothing moves, all is done, or
+            the campaign is paused or cancelled.
         blocked_until: the provider asked an account to wait until then, or None.
-        next_due: when the next row may be tried again, or None.
+        next_due: when the next open row may be tried again, or None.
         last_failures: newest first, at most five.
     """
 
@@ -72,7 +76,8 @@ class Status:
         flat |= {**asdict(self.counts), "total": self.counts.total, "open": self.counts.open}
         rest = ("rate_per_s", "eta_s", "blocked_until", "next_due")
         flat |= {name: getattr(self, name) for name in rest}
-        return flat | {"last_failures": [asdict(failure) for failure in self.last_failures]}
+        failures = [asdict(each) | {"reason": _clean(each.reason)} for each in self.last_failures]
+        return flat | {"last_failures": failures}
 
     def lines(self) -> Iterator[str]:
         """The same for people."""
@@ -91,7 +96,7 @@ class Status:
         if self.last_failures:
             yield "last failures (all of them: sender failures)"
         for failure in self.last_failures:
-            why = failure.reason or "no reason recorded"
+            why = _clean(failure.reason) or "no reason recorded"
             yield f"  member {failure.member_id}  {failure.state}  {why}"
 
     def _where(self) -> str:
@@ -125,13 +130,14 @@ async def status(settings: CampaignSettings) -> Status:
         failures = await (await cursor.execute(queries_reports.LAST_FAILURES, campaign)).fetchall()
     sent_lately, over_s = ledger.pop("last_minute"), ledger.pop("over_s")
     rate = sent_lately / max(over_s, 1.0) if sent_lately else 0.0
-    counts = Counts(**ledger)
+    counts, steering = Counts(**ledger), steering or Steering()
+    moves = steering.control == Control.RUN
     return Status(
         campaign=settings.campaign_id,
-        steering=steering or Steering(),
+        steering=steering,
         counts=counts,
         rate_per_s=round(rate, 1),
-        eta_s=round(counts.open / rate) if rate and counts.open else None,
+        eta_s=round(counts.open / rate) if rate and counts.open and moves else None,
         last_failures=tuple(failures),
         **waiting,
     )

@@ -13,6 +13,7 @@ from sender import queries, queries_actions
 from sender.actions import Author, changing
 from sender.domain import Control
 from sender.errors import CampaignError
+from sender.locks import at_once
 from sender.settings import CampaignSettings
 from sender.status import Steering
 
@@ -86,13 +87,12 @@ async def steer(settings: CampaignSettings, wish: Control, author: Author) -> St
         "by": author.by,
         "why": author.why,
     }
-    async with changing(settings) as conn:
-        await conn.execute(queries.OPEN_CAMPAIGN, {"campaign": settings.campaign_id})
-        cursor = conn.cursor(row_factory=dict_row)
-        await cursor.execute(queries_actions.STEER, values)
-        row = await cursor.fetchone()
-    if row is None:
+    async with changing(settings, touches_rows=False) as conn:
+        await at_once(conn, queries.OPEN_CAMPAIGN, values, dict_row)
+        rows = await at_once(conn, queries_actions.STEER, values, dict_row)
+    if not rows:
         raise CampaignError(f"campaign {settings.campaign_id} has no row in campaigns any more")
+    row = rows[0]
     changed = bool(row.pop("changed"))
     before = Steering(**row)
     if before.control == Control.CANCELLED and wish is Control.PAUSED:

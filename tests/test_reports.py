@@ -1,6 +1,7 @@
 """status, failures, check: what they tell of a campaign is what the ledger holds."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,6 +106,30 @@ async def test_rate_and_time_left(dsn: str, conn: AsyncConnection) -> None:
     assert "running" in lines(found)
 
 
+@pytest.mark.parametrize("control", ["paused", "cancelled"])
+async def test_a_campaign_that_is_held_has_no_time_left(
+    dsn: str, conn: AsyncConnection, control: str
+) -> None:
+    await add_targets(conn, "c", 3, state="sent", sent_at=datetime.now(UTC))
+    await add_targets(conn, "c", 6, first=10)
+    assert (await status(settings(dsn))).eta_s is not None
+    await conn.execute("INSERT INTO campaigns (campaign_id, control) VALUES ('c', %s)", [control])
+    found = await status(settings(dsn))
+    assert found.rate_per_s > 0
+    assert found.eta_s is None
+    assert "to the end" not in lines(found)
+
+
+async def test_only_open_rows_are_due(dsn: str, conn: AsyncConnection) -> None:
+    await add_targets(conn, "c", 2, not_before=LONG_AGO, opted_out_at=LONG_AGO)
+    await add_targets(conn, "c", 1, first=3, not_before=LONG_AGO, sent_at=LONG_AGO)
+    await add_targets(conn, "c", 1, first=4, not_before=LONG_AGO, state="failed")
+    assert (await status(settings(dsn))).next_due is None
+    later = LONG_AGO + timedelta(days=1)
+    await add_targets(conn, "c", 1, first=5, not_before=later)
+    assert (await status(settings(dsn))).next_due == later
+
+
 async def test_what_people_and_the_provider_want_is_told(dsn: str, conn: AsyncConnection) -> None:
     await add_targets(conn, "c", 1, not_before=datetime(2099, 1, 2, 3, tzinfo=UTC))
     await conn.execute(
@@ -129,6 +154,15 @@ async def test_the_last_failures_are_told_newest_first(dsn: str, conn: AsyncConn
     assert [failure.member_id for failure in found.last_failures] == [7, 6, 5, 4, 3]
     assert "member 7  failed  r7" in lines(found)
     assert "done" in lines(found)
+
+
+async def test_a_reason_is_as_clean_as_in_the_log(dsn: str, conn: AsyncConnection) -> None:
+    await add_targets(conn, "c", 1, state="failed", reason="lost \x1b[2J ann@example.com")
+    found = await status(settings(dsn))
+    for told in (lines(found), json.dumps(found.to_json(), default=str, ensure_ascii=False)):
+        assert "[address]" in told
+        assert "example.com" not in told
+        assert "\x1b" not in told
 
 
 async def test_json_holds_counts_that_add_up(dsn: str) -> None:
