@@ -60,6 +60,9 @@ class EndlessStore:
         held = frozenset(lease.claim_id for lease in fates)
         return Recorded(outcomes, held, time.monotonic() + _LEASE_S)
 
+    async def locked(self, targets: Sequence[Target]) -> frozenset[Target]:
+        return frozenset()
+
     async def extend(self, leases: Sequence[Lease], again: Sequence[Target]) -> frozenset[UUID]:
         return frozenset(lease.claim_id for lease in leases)
 

@@ -22,7 +22,7 @@ from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from sender.errors import ConnectionRefused, DatabaseUnavailable, SchemaError
-from sender.ports import StoreUnavailable
+from sender.ports import StoreLocked, StoreUnavailable
 
 # The connection's own limits; a setting in DB_DSN wins.
 _CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
@@ -133,6 +133,8 @@ class Database:
             ):
                 yield cursor
         except (psycopg.Error, TimeoutError) as error:
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                raise StoreLocked(describe(error)) from error
             if is_transient(error):
                 raise StoreUnavailable(describe(error)) from error
             if isinstance(

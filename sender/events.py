@@ -112,6 +112,16 @@ class WritesRefused(Event):
 
 
 @dataclass(slots=True, frozen=True)
+class RowsLocked(Event):
+    """The application holds locks on rows whose outcomes are known: those are written later."""
+
+    name: ClassVar[str] = "rows_locked"
+    level: ClassVar[Level] = "warning"
+    campaign: str
+    rows: int
+
+
+@dataclass(slots=True, frozen=True)
 class LeaseLost(Event):
     """Claimed rows were dropped unsent: their lease had ended or another run holds them."""
 

@@ -16,6 +16,10 @@ class StoreUnavailable(Exception):
     """
 
 
+class StoreLocked(StoreUnavailable):
+    """Somebody else holds a lock that the statement needs and did not give it up in time."""
+
+
 @dataclass(slots=True, frozen=True)
 class Settled:
     """A row that the store itself settled (put in doubt), for the log."""
@@ -110,7 +114,14 @@ class TargetStore(Protocol):
         ...
 
     async def finish(self, outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> Recorded:
-        """Write outcomes and their leases' fate, under the fence."""
+        """Write outcomes and their leases' fate, under the fence.
+
+        Raises `StoreLocked` if a row is locked by somebody else for long.
+        """
+        ...
+
+    async def locked(self, targets: Sequence[Target]) -> frozenset[Target]:
+        """Which of the rows somebody else has locked just now."""
         ...
 
     async def extend(self, leases: Sequence[Lease], again: Sequence[Target]) -> frozenset[UUID]:

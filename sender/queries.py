@@ -373,8 +373,29 @@ SELECT ARRAY(SELECT n FROM held) AS held,
        ARRAY(SELECT member_id FROM others) AS others
 """
 
+# LOCKED. Which rows somebody else has locked just now; the others were locked for a moment. Asked
+# once a finish had to wait for long: one such row must not keep the outcomes of all others.
+# Index: primary key.
+LOCKED: Final[LiteralString] = f"""
+WITH free AS MATERIALIZED (
+    SELECT t.member_id
+    FROM campaign_targets t
+    WHERE t.campaign_id = %(campaign)s
+      AND t.member_id = ANY ((SELECT %(ids)s::bigint[])::bigint[]) AND {_YIELD}
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT ARRAY(
+    SELECT t.member_id
+    FROM campaign_targets t
+    WHERE t.campaign_id = %(campaign)s
+      AND t.member_id = ANY ((SELECT %(ids)s::bigint[])::bigint[])
+      AND t.member_id <> ALL (ARRAY(SELECT member_id FROM free))
+) AS locked
+"""
+
 # EXTEND. Invariant: only a lease that still carries the caller's fence is extended; the others are
-# not named in the answer. Index: primary keys.
+# not named in the answer. A row that the application has locked is passed over: waiting for it
+# would let all others end. Index: primary keys.
 EXTEND: Final[LiteralString] = f"""
 WITH batches AS (
     UPDATE campaign_batches b
@@ -390,7 +411,7 @@ WITH batches AS (
       AND t.member_id = ANY ((SELECT %(again_ids)s::bigint[])::bigint[])
       AND t.claim_id = ANY (%(claim_ids)s::uuid[]) AND t.state = 'sending'
     ORDER BY t.member_id
-    FOR NO KEY UPDATE
+    FOR NO KEY UPDATE SKIP LOCKED
 ), singles AS (
     UPDATE campaign_targets t
     SET lease_until = clock_timestamp() + %(lease_s)s::float8 * interval '1 s',

@@ -124,14 +124,14 @@ def _again(
     """A row whose key may be in use: due again inside the key's window, or settled."""
     attempts = target.attempts + charged
     if charged and attempts >= policy.max_attempts:
+        # The age of the key stays with a failed row too: it may be requeued.
         doubt = unknown or target.unknowns > 0
-        state = State.IN_DOUBT if doubt else State.FAILED
         return Outcome(
             target,
-            state,
+            State.IN_DOUBT if doubt else State.FAILED,
             charged=True,
             unknown=unknown,
-            key_used_at=used if doubt else None,
+            key_used_at=used,
             reason=reason,
         )
     delay_s = policy.backoff_s(attempts, circumstances.jitter)

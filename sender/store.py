@@ -287,6 +287,15 @@ class PostgresStore:
             until=asked_at + self._config.lease_s,
         )
 
+    async def locked(self, targets: Sequence[Target]) -> frozenset[Target]:
+        """Which of the rows somebody else has locked just now."""
+        row = await self._database.one(
+            queries.LOCKED,
+            {"campaign": self._config.campaign, "ids": _array(t.member_id for t in targets)},
+        )
+        locked = set(row.locked)
+        return frozenset(t for t in targets if t.member_id in locked)
+
     async def extend(self, leases: Sequence[Lease], again: Sequence[Target]) -> frozenset[UUID]:
         """Renew leases; returns the claim ids that are still held. Sets their `until`."""
         asked_at = time.monotonic()

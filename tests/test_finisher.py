@@ -2,12 +2,22 @@
 
 import asyncio
 
+import psycopg
+import pytest
 from conftest import add_targets
 from ledger import CAMPAIGN, claim, due, expire, ids, states
 from ledger import stores as stores
 
+from sender import queries
 from sender.domain import Counts, Outcome, State
-from sender.events import DatabaseAway, DatabaseBack, Event, OutcomesAbandoned, WritesRefused
+from sender.events import (
+    DatabaseAway,
+    DatabaseBack,
+    Event,
+    OutcomesAbandoned,
+    RowsLocked,
+    WritesRefused,
+)
 from sender.pipeline.finisher import Finisher
 from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
 from sender.ports import StoreUnavailable
@@ -172,3 +182,143 @@ async def test_refused_writes_are_counted_and_told(conn, stores):
     assert await states(conn) == {1: "pending", 2: "pending"}
     assert (desk.traffic.accepted, desk.traffic.refused_writes) == (0, 2)
     assert desk.told(WritesRefused) == [WritesRefused(CAMPAIGN, 2)]
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """A finish that waits 50 ms for a locked row instead of two seconds."""
+    text = queries.FINISH
+    assert "set_config('lock_timeout', '2s', true)" in text
+    monkeypatch.setattr(queries, "FINISH", text.replace("'2s'", "'50ms'"))
+
+
+async def settled(conn, desk: Desk, expected: dict[int, str]) -> None:
+    """Wait until the ledger says so."""
+    async with asyncio.timeout(10):
+        while await states(conn) != expected:
+            await desk.finisher.written()
+
+
+LOCK = "SELECT FROM campaign_targets WHERE member_id = %s FOR UPDATE"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("single", [False, True], ids=["batch", "single rows"])
+async def test_a_row_locked_by_the_application_keeps_only_its_own_outcome(
+    dsn, conn, stores, single
+):
+    await add_targets(conn, CAMPAIGN, 3, **({"not_before": "2020-01-01"} if single else {}))
+    store = await stores.open()
+    await store.build()
+    lease = await (due(store) if single else claim(store))
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as application,
+        Desk(store) as desk,
+    ):
+        await application.execute(LOCK, (2,))
+        desk.finisher.hold(lease)
+        for target in list(lease.targets):
+            desk.finisher.settle(Outcome(target, State.SENT))
+        waits = "sending" if single else "pending"
+        await settled(conn, desk, {1: "sent", 2: waits, 3: "sent"})
+        assert (desk.finisher.rows_in_hand, desk.finisher.outcomes_in_hand) == (1, 1)
+        assert not desk.finisher.is_behind
+        await application.rollback()
+        await settled(conn, desk, {1: "sent", 2: "sent", 3: "sent"})
+    assert await store.counts() == Counts(sent=3)
+    assert desk.told(RowsLocked) == [RowsLocked(CAMPAIGN, 1)]
+    assert not desk.told(WritesRefused)
+    assert not desk.told(DatabaseAway)
+    assert (desk.traffic.accepted, desk.finisher.rows_in_hand) == (3, 0)
+    open_batches = "SELECT count(*) FROM campaign_batches WHERE done_at IS NULL"
+    assert await (await conn.execute(open_batches)).fetchone() == (0,)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_batch_with_a_locked_row_stays_leased(dsn, conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as application,
+        Desk(store) as desk,
+    ):
+        await application.execute(LOCK, (1,))
+        desk.finisher.hold(lease)
+        for target in list(lease.targets):
+            desk.finisher.settle(Outcome(target, State.SENT))
+        await settled(conn, desk, {1: "pending", 2: "sent"})
+        other = await stores.open()
+        await other.build()
+        assert (await other.claim_batch())[0] is None
+        await application.rollback()
+    assert await states(conn) == {1: "sent", 2: "sent"}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_is_settled_while_a_locked_row_is_waited_for_is_written_by_the_next(
+    dsn, conn, stores
+):
+    store = await opened(conn, stores, 3)
+    lease = await claim(store)
+    first, second, _ = lease.targets
+    locked = store.locked
+
+    async def slow(targets):
+        found = await locked(targets)
+        for target in lease.unsettled - {first, second}:
+            desk.finisher.settle(Outcome(target, State.SENT))
+        return found
+
+    store.locked = slow
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as application,
+        Desk(store) as desk,
+    ):
+        await application.execute(LOCK, (1,))
+        desk.finisher.hold(lease)
+        desk.finisher.settle(Outcome(first, State.SENT))
+        desk.finisher.settle(Outcome(second, State.SENT))
+        await settled(conn, desk, {1: "pending", 2: "sent", 3: "sent"})
+        await application.rollback()
+    assert await states(conn) == {1: "sent", 2: "sent", 3: "sent"}
+    assert not desk.told(WritesRefused)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_outcome_of_a_locked_row_that_was_deleted_is_refused_not_kept(dsn, conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as application,
+        Desk(store) as desk,
+    ):
+        await application.execute("DELETE FROM campaign_targets WHERE member_id = 1")
+        desk.finisher.hold(lease)
+        for target in list(lease.targets):
+            desk.finisher.settle(Outcome(target, State.SENT))
+        await settled(conn, desk, {1: "pending", 2: "sent"})
+        await application.commit()
+    assert await states(conn) == {2: "sent"}
+    assert desk.told(WritesRefused) == [WritesRefused(CAMPAIGN, 1)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_outcomes_of_locked_rows_that_are_given_up_are_told(dsn, conn, stores):
+    store = await opened(conn, stores, 2)
+    lease = await claim(store)
+    async with await psycopg.AsyncConnection.connect(dsn) as application:
+        await application.execute(LOCK, (1,))
+        desk = Desk(store)
+        run = asyncio.create_task(desk.finisher.run())
+        desk.finisher.hold(lease)
+        for target in list(lease.targets):
+            desk.finisher.settle(Outcome(target, State.SENT))
+        await settled(conn, desk, {1: "pending", 2: "sent"})
+        desk.finisher.close()
+        await desk.finisher.written()
+        await desk.finisher.written()
+        assert not desk.finisher.ended.is_set()
+        run.cancel()
+        await asyncio.wait([run])
+    desk.finisher.abandon()
+    assert desk.told(OutcomesAbandoned) == [OutcomesAbandoned(CAMPAIGN, 1)]

@@ -211,6 +211,20 @@ async def test_a_lost_row_is_not_extended(conn, stores):
     assert await zombie.extend([lost], lost.targets) == frozenset()
 
 
+async def test_a_row_locked_by_the_application_keeps_no_lease_from_being_extended(
+    dsn, conn, stores
+):
+    await add_targets(conn, CAMPAIGN, 3, not_before="2020-01-01")
+    store = await stores.open()
+    lease = await due(store)
+    left = "SELECT member_id FROM campaign_targets WHERE lease_until > now() + interval '20 s'"
+    await conn.execute("UPDATE campaign_targets SET lease_until = now() + interval '10 s'")
+    async with await psycopg.AsyncConnection.connect(dsn) as application:
+        await application.execute("SELECT FROM campaign_targets WHERE member_id = 2 FOR UPDATE")
+        assert await store.extend([lease], lease.targets) == {lease.claim_id}
+        assert await (await conn.execute(left)).fetchall() == [(1,), (3,)]
+
+
 # --- the look -------------------------------------------------------------------------------------
 
 
@@ -365,6 +379,32 @@ async def test_a_slot_that_was_missed_is_not_used(conn, stores):
     assert sum(s > 0.06 for s in late) <= 20
 
 
+async def test_a_kill_repeats_no_more_than_was_told(conn, stores):
+    """However long the store takes to write: what is out and what is not recorded is bounded."""
+    await add_targets(conn, CAMPAIGN, 200)
+    store, provider, stop = await stores.open(batch_size=100), Answers(), Stop()
+    sizes = replace(SIZES, limit_per_s=200.0, concurrency=5, flush_rows=10, flush_s=0.1)
+    at_bound, write, finish = asyncio.Event(), asyncio.Event(), store.finish
+
+    async def slow(outcomes, fates):
+        await write.wait()
+        return await finish(outcomes, fates)
+
+    def begun() -> None:
+        if len(provider.asked) == sizes.repeats_at_most:
+            at_bound.set()
+
+    store.finish, provider.after = slow, begun
+    async with asyncio.timeout(20):
+        running = asyncio.create_task(Pipeline(store, provider, lambda _: None, sizes, stop).run())
+        await at_bound.wait()
+        await asyncio.sleep(0.5)  # time for 100 more
+        assert len(provider.asked) == sizes.repeats_at_most == 35
+        write.set()
+        await running
+    assert sorted(provider.asked) == list(range(1, 201))
+
+
 # --- what people say ------------------------------------------------------------------------------
 
 
@@ -471,6 +511,32 @@ async def test_a_requeued_row_keeps_the_age_of_its_key(dsn, conn):
     assert await settled(dsn, REQUEUE, 1) == 1
     cursor = await conn.execute("SELECT state, key_used_at FROM campaign_targets")
     assert await cursor.fetchall() == [("pending", OLD)]
+
+
+async def test_a_row_failed_by_a_failing_provider_is_not_requeued_into_a_second_mail(
+    dsn, conn, stores
+):
+    """A 504 may hide a mail that went out; a 422 hides none."""
+    await add_targets(conn, CAMPAIGN, 2, attempts=POLICY.max_attempts - 1)
+    store = await stores.open()
+    await store.build()
+    lease = await claim(store)
+    now = Circumstances(now=time.monotonic(), uncharged=False, jitter=0.0)
+    answers = (Unavailable("http_504"), Refused("http_422"))
+    outcomes = [
+        decide(answer, target, POLICY, now)
+        for answer, target in zip(answers, lease.targets, strict=True)
+    ]
+    await store.finish(outcomes, {lease: Fate.DONE})
+    assert await states(conn) == {1: "failed", 2: "failed"}
+    await conn.execute(
+        "UPDATE campaign_targets"
+        " SET key_used_at = key_used_at - interval '2 h', email = 'another@example.com'"
+    )
+    assert await settled(dsn, REQUEUE, 1, 2) == 2
+    assert ids(await due(store)) == [2]
+    await store.sweep()
+    assert await states(conn) == {1: "in_doubt", 2: "sending"}
 
 
 async def test_a_requeued_row_keeps_what_was_sent_under_its_key(dsn, conn, stores):

@@ -202,6 +202,7 @@ class Progress:
             ("", "finish", (_outcomes(held, single), {held: Fate.DONE, single: Fate.DONE})),
             ("all deferred", "finish", (_deferred(held), {held: Fate.KEEP})),
             ("", "extend", ([held, single], single.targets)),
+            ("", "locked", (targets,)),
             ("", "sweep", ()),
             ("", "adopt", ()),
             ("", "due", ()),
@@ -347,7 +348,7 @@ def test_a_hot_text_touches_no_more_at_the_end_than_at_the_beginning(plans, name
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """Texts that give way to the application after 50 ms instead of two seconds."""
-    for name in ("CLAIM_BATCH", "FINISH", "EXTEND", "SWEEP_BATCHES", "ADOPT"):
+    for name in ("CLAIM_BATCH", "FINISH", "SWEEP_BATCHES", "ADOPT"):
         text = getattr(queries, name)
         assert "set_config('lock_timeout', '2s', true)" in text
         monkeypatch.setattr(queries, name, text.replace("'2s'", "'50ms'"))
@@ -368,11 +369,6 @@ async def _finish_other(store: PostgresStore) -> None:
 async def _finish_single(store: PostgresStore) -> None:
     lease, _ = await store.claim_due()
     await store.finish([Outcome(t, State.SENT) for t in lease.targets], {lease: Fate.DONE})
-
-
-async def _extend_single(store: PostgresStore) -> None:
-    lease, _ = await store.claim_due()
-    await store.extend([lease], lease.targets)
 
 
 async def _claim_changed(store: PostgresStore) -> None:
@@ -399,7 +395,6 @@ _DUE = "UPDATE campaign_targets SET not_before = '2020-01-01'"
         (_finish_plain, []),
         (_finish_other, []),
         (_finish_single, [_DUE]),
-        (_extend_single, [_DUE]),
         (_claim_changed, ["claim", "UPDATE campaign_targets SET email = 'new@e.com'", _EXPIRED]),
         (_sweep, ["claim", _EXPIRED + ", key_used_at = '2020-01-01'"]),
         (_adopt, ["UPDATE campaign_targets SET state = 'sending'"]),

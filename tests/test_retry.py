@@ -85,7 +85,7 @@ def test_when_attempts_are_used_up_a_row_is_failed_only_if_all_were_refusals(
 ):
     outcome = decide(answer, a_target(attempts=4, unknowns=unknowns), POLICY, NOW)
     assert (outcome.state, outcome.charged) == (state, True)
-    assert (outcome.key_used_at is None) == (state is State.FAILED)
+    assert outcome.key_used_at == CLAIMED_AT
 
 
 @pytest.mark.parametrize("answer", [Unavailable("http_503"), Unknown("timeout_answer")])
@@ -164,7 +164,7 @@ def test_nothing_whose_key_may_be_in_use_is_due_after_the_keys_usable_end(
     if isinstance(answer, Deferred | Unavailable | Unknown) and outcome.state is State.PENDING:
         assert 100.0 + outcome.delay_s < ends
     if outcome.state is State.FAILED:
-        assert outcome.key_used_at is None
+        assert (outcome.key_used_at is None) == isinstance(answer, Refused)
         assert not isinstance(answer, Unknown)
         assert not unknowns or isinstance(answer, Refused)
 

@@ -6,7 +6,7 @@ away it keeps them and tries again.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import anyio
@@ -16,12 +16,13 @@ from sender.domain import Fate, Lease, Outcome, State, Target
 from sender.events import (
     LeaseLost,
     OutcomesAbandoned,
+    RowsLocked,
     TargetDeferred,
     TargetSettled,
     WritesRefused,
 )
 from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
-from sender.ports import Observer, Recorded, StoreUnavailable, TargetStore
+from sender.ports import Observer, Recorded, StoreLocked, StoreUnavailable, TargetStore
 
 
 class Finisher:
@@ -43,6 +44,10 @@ class Finisher:
         self._leases: set[Lease] = set()
         self._outcomes: list[Outcome] = []
         self._being_written: list[Outcome] = []
+        self._fates: dict[Lease, Fate] = {}
+        """What becomes of the leases of what is being written, and of those that end without."""
+        self._aside: list[Outcome] = []
+        """Outcomes of rows that the application has locked."""
         self._rows_in_hand = 0
         self._lost = 0
         self._closing = False
@@ -101,14 +106,21 @@ class Finisher:
         return self._rows_in_hand
 
     @property
+    def outcomes_in_hand(self) -> int:
+        """Outcomes that are not recorded yet."""
+        return len(self._outcomes) + len(self._being_written) + len(self._aside)
+
+    @property
     def is_behind(self) -> bool:
         """Whether the store, or this process, was away and not all is in order again.
 
         A lease that has ended may still be renewed or its outcomes written, if nobody else has
-        taken its rows. Whoever claims must not be the one: they would be requested again.
+        taken its rows. Whoever claims must not be the one: they would be requested again. Nobody
+        can claim rows that the application has locked.
         """
         now = time.monotonic()
-        return self._failing or any(lease.until <= now for lease in self._leases)
+        ended = {lease for lease in self._leases if lease.until <= now}
+        return self._failing or bool(ended - {o.target.lease for o in self._aside})
 
     async def written(self) -> None:
         """Wait until something was written."""
@@ -129,7 +141,7 @@ class Finisher:
             closing = self._closing
             self._wake = anyio.Event()
             await self._flush()
-            if closing and not self._outcomes:
+            if closing and not self._outcomes and not self._aside:
                 self.ended.set()
                 return
             if not closing:
@@ -137,52 +149,85 @@ class Finisher:
 
     def abandon(self) -> None:
         """Tell which outcomes could not be written."""
-        rows = len(self._outcomes) + len(self._being_written)
+        rows = self.outcomes_in_hand
         if rows:
             self._observe(OutcomesAbandoned(self._config.campaign, rows))
 
     async def _flush(self) -> None:
-        # What is being written and what comes meanwhile are two lists, and a lease's fate is fixed
-        # with its outcomes: rows settled while the statement runs belong to the next one.
-        outcomes, self._outcomes = self._outcomes, []
-        fates = self._fates(outcomes)
-        if fates:
-            self._being_written = outcomes
-            recorded = await self._write(outcomes, fates)
-            self._being_written = []
-            self._after_write(outcomes, fates, recorded)
+        await self._take_up()
+        if self._fates:
+            await self._retrying(self._write)
         if self._lost:
             self._observe(LeaseLost(self._config.campaign, self._lost))
             self._lost = 0
         self._written.set()
         self._written = anyio.Event()
 
-    def _fates(self, outcomes: list[Outcome]) -> dict[Lease, Fate]:
-        touched = {o.target.lease for o in outcomes}
-        touched.update(lease for lease in self._leases if not lease.unsettled)
-        return {lease: _fate(lease) for lease in touched}
+    async def _take_up(self) -> None:
+        """Move outcomes to what is written next; those of rows that are locked stay aside.
 
-    async def _write(self, outcomes: list[Outcome], fates: dict[Lease, Fate]) -> Recorded:
+        What is being written and what comes meanwhile are two lists, and a lease's fate is fixed
+        with its outcomes: rows settled while a statement runs belong to the next one.
+        """
+        aside, self._aside = self._aside, []
+        self._being_written, self._outcomes = [*aside, *self._outcomes], []
+        for outcome in aside:
+            outcome.target.lease.unsettled.discard(outcome.target)
+        touched = {o.target.lease for o in self._being_written}
+        touched.update(lease for lease in self._leases if not lease.unsettled)
+        self._fates = {lease: _fate(lease) for lease in touched}
+        if aside:
+            await self._retrying(self._set_aside)
+
+    async def _write(self) -> None:
+        try:
+            await self._finish()
+        except StoreLocked:
+            if not await self._set_aside():
+                raise
+            self._observe(RowsLocked(self._config.campaign, len(self._aside)))
+            await self._finish()
+
+    async def _finish(self) -> None:
+        outcomes, fates = self._being_written, self._fates
+        recorded = await self._store.finish(outcomes, fates)
+        self._being_written, self._fates = [], {}
+        self._after_write(outcomes, fates, recorded)
+
+    async def _set_aside(self) -> bool:
+        """Keep what cannot be written now apart, so that it keeps nothing else; False if none is.
+
+        The application may hold a row's lock for as long as it likes. Its lease stays open.
+        """
+        locked = await self._store.locked([o.target for o in self._being_written])
+        self._aside += [o for o in self._being_written if o.target in locked]
+        self._being_written = [o for o in self._being_written if o.target not in locked]
+        for target in locked:
+            target.lease.unsettled.add(target)
+            self._fates[target.lease] = Fate.KEEP
+        return bool(locked)
+
+    async def _retrying(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Take a step that needs the store, as often as it takes."""
         # Apart from the retries, whose context leaves a cycle behind that only a collection frees.
         with suppress(StoreUnavailable):
-            return await self._try_to_write(outcomes, fates)
+            return await self._try(step)
         async for attempt in stamina.retry_context(
             on=StoreUnavailable, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0
         ):
             with attempt:
-                return await self._try_to_write(outcomes, fates)
-        raise AssertionError("unlimited attempts end with a result")
+                return await self._try(step)
+        return None
 
-    async def _try_to_write(self, outcomes: list[Outcome], fates: dict[Lease, Fate]) -> Recorded:
+    async def _try(self, step: Callable[[], Awaitable[object]]) -> None:
         try:
-            recorded = await self._store.finish(outcomes, fates)
+            await step()
         except StoreUnavailable as error:
             self._failing = True
             self._health.away(error)
             raise
         self._failing = False
         self._health.back()
-        return recorded
 
     def _after_write(
         self, outcomes: list[Outcome], fates: dict[Lease, Fate], recorded: Recorded

@@ -101,9 +101,13 @@ class Pacer:
         return _TICK_S if self._free() <= 0 else 0.0
 
     def _free(self) -> int:
-        """Requests that may still be begun beside those out or slotted."""
+        """Requests that may still be begun beside those out or slotted.
+
+        Together with the answers that are not recorded yet they stay within what a kill may repeat.
+        """
         out = self._traffic.permits_out + len(self._slots)
-        free = self._config.concurrency - out
+        unrecorded = out + self._finisher.outcomes_in_hand
+        free = min(self._config.concurrency - out, self._config.repeats_at_most - unrecorded)
         allowance = self._traffic.refusals.allowance(out)
         return free if allowance is None else min(free, allowance)
 
@@ -232,12 +236,14 @@ class Pacer:
                 missed.append(permit.target)
                 continue
             # At most a burst is waited for, and what was waited for is used: the next slot is late
-            # by as much, and a permit thrown away would make it later still.
+            # by as much, and a permit thrown away would make it later still. It counts as out
+            # from here on: the other loop must not give its place away meanwhile.
+            self._traffic.permits_out += 1
             await self._pace.leave()
             if self._stop.is_set or time.monotonic() - permit.looked_at >= LOOK_VALID_S:
+                self._traffic.permits_out -= 1
                 missed.append(permit.target)
                 continue
-            self._traffic.permits_out += 1
             self._more_workers()
             permits.send_nowait(permit)
         for target in reversed(missed):

@@ -283,6 +283,28 @@ GUARDS = [
         places=2,
     ),
     _guard(
+        "extension passes over locked rows",
+        "queries.py",
+        "FOR NO KEY UPDATE SKIP LOCKED",
+        "FOR NO KEY UPDATE",
+        "test_a_row_locked_by_the_application_keeps_no_lease_from_being_extended",
+        after=_EXTEND,
+    ),
+    _guard(
+        "bound of repeats",
+        "pipeline/pacer.py",
+        "min(self._config.concurrency - out, self._config.repeats_at_most - unrecorded)",
+        "self._config.concurrency - out",
+        "test_a_kill_repeats_no_more_than_was_told",
+    ),
+    _guard(
+        "age of a failed row's key",
+        "retry.py",
+        "key_used_at=used,\n            reason=reason,\n        )\n    delay_s",
+        "key_used_at=used if doubt else None,\n            reason=reason,\n        )\n    delay_s",
+        "test_a_row_failed_by_a_failing_provider_is_not_requeued_into_a_second_mail",
+    ),
+    _guard(
         "pause at the look",
         "queries.py",
         "(SELECT control FROM campaigns WHERE campaign_id = %(campaign)s) = 'run'",
