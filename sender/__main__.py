@@ -6,15 +6,15 @@
 
 import signal
 import sys
-from types import FrameType
 
 
 def main() -> None:
     """Run the command that the arguments name."""
+    if sys.argv[1:2] == ["run"]:
+        # A signal waits until the run listens: it ends in order, and its log says why. The first
+        # process of a container would not get one at all before it asks for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     if sys.argv[1:] == ["run"] and not sys.stdout.isatty():
-        # The first process of a container gets no signal that it does not ask for. Until the run
-        # listens itself nothing is claimed, and ending at once is right.
-        _ = signal.signal(signal.SIGTERM, _end)
         # What httpx and structlog import only to be pretty: they do without where it is missing.
         sys.modules.update({"httpx._main": None, "rich": None})  # pyright: ignore[reportArgumentType, reportCallIssue]
         from sender.commands import run
@@ -24,10 +24,6 @@ def main() -> None:
     from sender.cli import main as cli
 
     sys.exit(cli())
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(1)
 
 
 if __name__ == "__main__":

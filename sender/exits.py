@@ -4,6 +4,7 @@ One clear line each on standard error, the exit code that says whether a retry c
 traceback and no secret.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ def ending(command: Callable[[], int | None]) -> int:
     Returns:
         The exit code.
     """
+    # What psycopg warns of is that a statement was cancelled: by Ctrl-C, or told in our own words.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     try:
         code = command() or 0
         sys.stdout.flush()

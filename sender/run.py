@@ -19,17 +19,19 @@ from pydantic import SecretStr
 from sender import exit_code
 from sender.database import connect, describe, is_transient
 from sender.domain import Counts
-from sender.errors import CampaignError, DatabaseUnavailable, SenderError
+from sender.errors import CampaignError, DatabaseUnavailable, SenderError, TableLocked
 from sender.events import RunEnded, RunStarted
+from sender.locks import briefly, naming_holders
 from sender.pace import AHEAD_S, Pace
 from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason, Traffic
 from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
 from sender.providers import open_provider
+from sender.queries_reports import CAMPAIGN
 from sender.retry import RetryPolicy
 from sender.rights import check_rights
 from sender.schema import check_schema
 from sender.settings import RunSettings
-from sender.stopping import Patience
+from sender.stopping import FORCED_EXIT_CODE, Patience
 from sender.store import PostgresStore, StoreConfig
 from sender.telemetry.logs import LogObserver, close_logging
 
@@ -39,6 +41,10 @@ _CLAIM_S: Final = 0.25
 _LAST_COUNT_S: Final = 10.0
 _SPARE_S: Final = 0.5
 _SPARE_FILES: Final = 64
+
+_BUG_CODE: Final = 1
+_BUG: Final = "an error of the sender's own, told on standard error"
+_FORCED: Final = "a signal asked to stop, and it could not be done in time: ended by force"
 
 type Watch = Callable[[TargetStore, Traffic], Coroutine[Any, Any, None]]
 
@@ -59,7 +65,7 @@ def main(settings: RunSettings, watch: Watch | None = None) -> int:
 async def run(settings: RunSettings, observer: Observer, watch: Watch | None = None) -> int:
     """Run the campaign under signals and deadline; see `main`."""
     stop = Stop()
-    patience = Patience(stop, settings.shutdown_grace_s, lambda: close_logging(_SPARE_S))
+    patience = Patience(stop, settings.shutdown_grace_s, lambda: _last_words(begun))
     begun = _Begun(settings, observer, stop, time.monotonic(), watch, patience)
     patience.watch_signals()
     observer(
@@ -75,8 +81,17 @@ async def run(settings: RunSettings, observer: Observer, watch: Watch | None = N
     except SenderError as error:
         begun.end(error.exit_code, str(error), None, None)
         raise
+    except Exception as error:
+        begun.end(_BUG_CODE, f"{_BUG} ({type(error).__name__})", None, None)
+        raise
     finally:
         patience.ignore_signals()
+
+
+def _last_words(begun: "_Begun") -> None:
+    """The process is about to be ended by force, out of another thread."""
+    begun.end(FORCED_EXIT_CODE, _FORCED, None, None)
+    close_logging(_SPARE_S)
 
 
 async def _run(begun: "_Begun") -> int:
@@ -94,9 +109,9 @@ async def _run(begun: "_Begun") -> int:
         return begun.decide_end(counts, pipeline.traffic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
-    """A run that has begun, and how it tells its end."""
+    """A run that has begun, and how it tells its end, once."""
 
     settings: RunSettings
     observer: Observer
@@ -104,6 +119,7 @@ class _Begun:
     at: float
     watch: Watch | None
     patience: Patience
+    _is_told: bool = False
 
     def decide_end(self, counts: Counts | None, traffic: Traffic | None) -> int:
         """End by the contract's order of exit codes."""
@@ -113,7 +129,10 @@ class _Begun:
         return self.end(code, why + detail, counts, traffic)
 
     def end(self, code: int, why: str, counts: Counts | None, traffic: Traffic | None) -> int:
-        """Tell the end."""
+        """Tell the end, unless it was told."""
+        if self._is_told:
+            return code
+        self._is_told = True
         done = traffic or Traffic()
         self.observer(
             RunEnded(
@@ -153,7 +172,7 @@ async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
     """Check the database and open the store."""
     dsn = settings.db_dsn.get_secret_value()
     give_up_at = time.monotonic() + _START_PATIENCE_S
-    await _patiently(lambda: _check(dsn, give_up_at), give_up_at)
+    await _patiently(lambda: _check(dsn, settings.campaign_id, give_up_at), give_up_at)
     store = await stack.enter_async_context(
         PostgresStore(
             StoreConfig(
@@ -177,11 +196,15 @@ async def _open(settings: RunSettings, stack: AsyncExitStack) -> PostgresStore:
     return store
 
 
-async def _check(dsn: str, give_up_at: float) -> None:
+async def _check(dsn: str, campaign: str, give_up_at: float) -> None:
     connection = await connect(dsn, max(0.0, give_up_at - time.monotonic()))
-    async with connection:
-        await check_schema(connection)
+    connection.prepare_threshold = None  # few statements, and a pooler may be in between
+    async with connection, naming_holders(connection, "then start it again"):
+        async with briefly(connection):
+            await check_schema(connection)
         await check_rights(connection)
+        async with briefly(connection):  # the store would wait as long, and not know for whom
+            await connection.execute(CAMPAIGN, {"campaign": campaign})
 
 
 async def _patiently[T](step: Callable[[], Coroutine[Any, Any, T]], give_up_at: float) -> T:
@@ -193,6 +216,9 @@ async def _patiently[T](step: Callable[[], Coroutine[Any, Any, T]], give_up_at: 
     while True:
         try:
             return await step()
+        except TableLocked:
+            if time.monotonic() >= give_up_at:
+                raise
         except (StoreUnavailable, psycopg.Error) as error:
             passes = isinstance(error, StoreUnavailable) or is_transient(error)
             if not passes:
@@ -218,15 +244,18 @@ def _open_provider(settings: RunSettings) -> Provider:
 async def _unless_stopped[T](stop: Stop, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
     """The result, or None if a signal came first."""
     result: T | None = None
-    async with anyio.create_task_group() as group:
+    try:
+        async with anyio.create_task_group() as group:
 
-        async def watch() -> None:
-            await stop.claiming.wait()
+            async def watch() -> None:
+                await stop.claiming.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            result = await begin()
             group.cancel_scope.cancel()
-
-        group.start_soon(watch)
-        result = await begin()
-        group.cancel_scope.cancel()
+    except* Exception as errors:  # noqa: BLE001 - every error, as its own
+        raise _first(errors) from None
     return result
 
 

@@ -17,7 +17,8 @@ import anyio
 from sender.pipeline.stop import Stop, StopReason
 
 _LAST_WORDS_S: Final = 1.0
-_EXIT_CODE: Final = 1
+_NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
+FORCED_EXIT_CODE: Final = 1
 
 
 @dataclass(slots=True)
@@ -44,13 +45,14 @@ class Patience:
     def watch_signals(self) -> None:
         """The first signal stops claiming, the second stops working. Call inside the loop."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _NUMBERS:
             loop.add_signal_handler(number, self._on_signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)  # one that came before is heard now
 
     def ignore_signals(self) -> None:
         """The end is told: a signal while the process goes must not make it another one."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _NUMBERS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
@@ -72,7 +74,7 @@ class Patience:
 
     def _end_by_force(self) -> None:
         self.last_words()
-        os._exit(_EXIT_CODE)
+        os._exit(FORCED_EXIT_CODE)
 
     async def keep_deadline(self, deadline: float) -> None:
         """Claim nothing after `deadline` (monotonic seconds)."""

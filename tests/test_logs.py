@@ -133,7 +133,8 @@ def test_what_libraries_say_goes_the_same_way() -> None:
         warnings.simplefilter("always")
         configure_logging("json", stream=stream, secrets=["geheim"])
         logging.getLogger("aiohttp.client").info("nobody needs this")
-        logging.getLogger("psycopg").warning("cannot reach %s", "postgresql://u:geheim@h/d")
+        logging.getLogger("psycopg").warning("query cancellation interrupted")
+        logging.getLogger("psycopg").error("cannot reach %s", "postgresql://u:geheim@h/d")
         logging.getLogger("sender.test").info("ours")
         warnings.warn("password=geheim", stacklevel=1)
         error = ValueError("member taro@example.jp")
@@ -142,7 +143,7 @@ def test_what_libraries_say_goes_the_same_way() -> None:
     close_logging()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["level"], line["logger"]) for line in lines] == [
-        ("warning", "psycopg"),
+        ("error", "psycopg"),
         ("info", "sender.test"),
         ("warning", "py.warnings"),
         ("error", "asyncio"),

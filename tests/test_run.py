@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 from chaos.harness import CAMPAIGN, End, Trial, near, trial_of
+from psycopg import AsyncConnection
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +187,71 @@ async def test_a_database_that_is_away_at_the_start_is_one_clear_line(begin: Beg
     )
     assert end.code == 1
     assert "could not be reached" in only_line(end)
-    assert "battery-staple" not in end.stderr
+    assert "battery-staple" not in end.stderr + "".join(trial.runs[0].text)
+    assert (end.last["event"], end.last["exit_code"]) == ("run_ended", 1)
+    assert "could not be reached" in end.last["reason"]
+
+
+async def test_who_has_locked_the_rows_at_the_start_is_told(begin: Begin) -> None:
+    trial = await begin(1)
+    async with await AsyncConnection.connect(trial.dsn, application_name="report") as other:
+        await other.execute("LOCK TABLE campaign_targets")
+        told = f"campaign_targets is locked by pid {other.info.backend_pid} (postgres, report)"
+        end = await trial.run({"start_patience_s": 0.5, "locks_s": 0.2})
+    assert end.code == 1
+    assert told in only_line(end)
+    assert told in end.last["reason"]
+    assert (end.last["event"], end.last["exit_code"]) == ("run_ended", 1)
+
+
+async def test_rows_that_are_locked_for_a_while_at_the_start_are_waited_for(begin: Begin) -> None:
+    trial = await begin(5)
+    async with await AsyncConnection.connect(trial.dsn) as other:
+        await other.execute("LOCK TABLE campaign_targets")
+        run = await trial.start({"locks_s": 0.2})
+        waits = (
+            "SELECT 1 FROM pg_locks WHERE relation = 'campaign_targets'::regclass AND NOT granted"
+        )
+        await trial.until(waits)
+    assert (await run.wait()).code == 0
+    assert await trial.reckon() == {"sent": 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [({}, 1), ({"CAMPAIGN_ID": "autumn"}, 1), ({"LEASE_S": "1"}, 78)]
+)
+async def test_a_signal_before_it_listens_is_heard_when_it_does(
+    begin: Begin, options: dict[str, object], code: int
+) -> None:
+    trial = await begin(5)
+    end = await trial.run({"at": "stopped_before_it_listens"}, **options)
+    assert end.code == code
+    told = [line["event"] for line in trial.runs[0].lines]
+    assert told == ([] if code == 78 else ["run_started", "run_ended"])
+    if told:
+        assert "a signal asked to stop" in end.last["reason"]
+        assert (end.last["exit_code"], end.stderr) == (1, "")
+    assert (await trial.mail.stats())["requests"] == 0
+
+
+async def test_an_error_of_its_own_is_told_in_the_last_line_too(begin: Begin) -> None:
+    trial = await begin(1)
+    end = await trial.run({"at": "mistaken"})
+    assert end.code == 1
+    assert "please report it" in end.stderr
+    assert (end.last["event"], end.last["exit_code"]) == ("run_ended", 1)
+    assert "TypeError" in end.last["reason"]
+
+
+async def test_an_end_by_force_is_told(begin: Begin) -> None:
+    trial = await begin(5, latency_s=0.8)
+    run = await trial.start({"at": "held_at_the_end"})
+    await trial.mail.until(lambda stats: stats["in_flight"] >= 1)
+    run.stop()
+    end = await run.wait()
+    assert end.code == 1
+    assert (end.last["event"], end.last["exit_code"]) == ("run_ended", 1)
+    assert "ended by force" in end.last["reason"]
 
 
 # --- Rows that must not be mailed -----------------------------------------------------------------

@@ -131,8 +131,9 @@ def _route_libraries() -> None:
     root.addHandler(_Libraries())
     root.setLevel(logging.WARNING)
     logging.getLogger("sender").setLevel(logging.INFO)
-    # That the database is away is told once, as our own event.
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    # That the database is away is told once, as our own event; that a statement was cancelled or a
+    # connection closed for it is nothing more.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sender import __main__, breaker, run
+from sender import __main__, breaker, locks, run, settings
 from sender.pipeline import pacer
 from sender.providers import transport
 from sender.providers.http import HttpProvider
@@ -156,6 +156,31 @@ def wall_clock_jumps(plan: dict[str, Any]) -> None:
     around(HttpProvider, "send", jump, nothing)
 
 
+def stopped_before_it_listens(plan: dict[str, Any]) -> None:
+    """SIGTERM while the program still reads its settings."""
+    load = settings.load_run
+
+    def stopped() -> settings.RunSettings:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return load()
+
+    settings.load_run = stopped
+
+
+def mistaken(plan: dict[str, Any]) -> None:
+    """An error of the program's own, in its first statement."""
+
+    async def mistake(_: object) -> bool:
+        raise TypeError("a mistake")
+
+    PostgresStore.open_campaign = mistake  # type: ignore[method-assign]
+
+
+def held_at_the_end(plan: dict[str, Any]) -> None:
+    """The loop stands still for ever while the rows are counted."""
+    around(PostgresStore, "counts", lambda *_: time.sleep(3600), nothing)
+
+
 PLANS: dict[str, Callable[[dict[str, Any]], None]] = {
     plan.__name__: plan
     for plan in (
@@ -170,11 +195,15 @@ PLANS: dict[str, Callable[[dict[str, Any]], None]] = {
         poison,
         blocked_loop,
         wall_clock_jumps,
+        stopped_before_it_listens,
+        mistaken,
+        held_at_the_end,
     )
 }
 
 TWEAKS: dict[str, tuple[object, str]] = {
     "start_patience_s": (run, "_START_PATIENCE_S"),
+    "locks_s": (locks, "LOCKS_S"),
     "probe_every_s": (breaker, "_PROBE_EVERY_S"),
     "breaker_patience_s": (pacer, "_BREAKER_PATIENCE_S"),
 }
