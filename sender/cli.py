@@ -125,12 +125,21 @@ def run() -> None:
 
 
 @app.command()
-def status(as_json: _AsJson = False) -> None:
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again every 2 s until no row is open, or Ctrl-C.")
+    ] = False,
+    as_json: _AsJson = False,
+) -> None:
     """Tell where the campaign stands.
 
-    Counts that add up, the rate, the time left, the last failures. Needs DB_DSN and CAMPAIGN_ID.
+    Counts that add up, the rate, the time left, the last failures. With --watch it is drawn again
+    in place on a terminal, and is a line a round elsewhere (with --json an object a line); a
+    database that is away is told and waited for, and a look that takes long comes less often. Needs
+    DB_DSN and CAMPAIGN_ID.
     """
-    raise typer.Exit(ending(lambda: commands.status(as_json=as_json)))
+    look = commands.watch if watch else commands.status
+    raise typer.Exit(ending(lambda: look(as_json=as_json)))
 
 
 @app.command()
@@ -149,6 +158,8 @@ def failures(
 
     Needs DB_DSN and CAMPAIGN_ID.
     """
+    if as_csv and as_json:
+        raise typer.BadParameter("not together with --json", param_hint="--csv")
     form = "csv" if as_csv else "json" if as_json else "text"
     states = state.split(",")
     raise typer.Exit(ending(lambda: commands.failures(states=states, form=form, limit=limit)))

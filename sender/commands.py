@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -78,6 +78,18 @@ def status(*, as_json: bool) -> None:
         print(json_text(found.to_json()))
     else:
         print("\n".join(found.lines()))
+
+
+def watch(*, as_json: bool) -> None:
+    """`sender status --watch`: until no row is open, or Ctrl-C."""
+    from sender.settings import load_campaign
+    from sender.watching import shown
+    from sender.watching import watch as look
+
+    settings = load_campaign()
+    warn(settings.unknown)
+    with suppress(KeyboardInterrupt), shown(as_json=as_json) as show:
+        asyncio.run(look(settings, show))
 
 
 def check(*, as_json: bool) -> int:

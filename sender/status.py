@@ -99,6 +99,17 @@ class Status:
             why = _clean(failure.reason) or "no reason recorded"
             yield f"  member {failure.member_id}  {failure.state}  {why}"
 
+    def line(self) -> str:
+        """The same in short, on one line."""
+        counts = self.counts
+        told = [f"{counts.sent:,} of {counts.total:,} sent ({counts.sent / counts.total:.1%})"]
+        told += [f"{counts.open:,} open"]
+        others = {"failed": counts.failed, "in doubt": counts.in_doubt, "skipped": counts.skipped}
+        told += [f"{count:,} {name}" for name, count in others.items() if count]
+        told += [f"{self.rate_per_s:,.1f}/s"] if self.rate_per_s else []
+        told += [f"about {_span(self.eta_s)} to the end"] if self.eta_s is not None else []
+        return f"{self._where()}: {', '.join(told)}"
+
     def _where(self) -> str:
         steering = self.steering
         if steering.control != Control.RUN:

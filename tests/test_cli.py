@@ -86,6 +86,7 @@ def test_version() -> None:
         (["run", "--fast"], 78),
         (["status", "--fast"], 2),
         (["failures", "--state", "lost"], 2),
+        (["failures", "--csv", "--json"], 2),
         (["nonsense"], 2),
         ([], 2),
     ],
@@ -96,6 +97,12 @@ def test_wrong_arguments(
     monkeypatch.setattr(sys, "argv", ["sender", *arguments])
     assert cli.main() == code
     assert "Usage" in "".join(capsys.readouterr())
+
+
+def test_two_forms_at_once_are_refused_by_name() -> None:
+    ended = invoked("failures", "--json", "--csv", env=GOOD)
+    assert "--csv: not together with --json" in ended.stderr
+    assert ended.stdout == ""
 
 
 # --- How commands end ----------------------------------------------------------------------------
