@@ -279,6 +279,20 @@ def test_what_is_told_of_78_is_what_the_program_says(text: str) -> None:
     assert any(text in file.read_text() for file in (ROOT / "sender").glob("*.py"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "could not be reached within",
+        "is locked by",
+        "a signal asked to stop, and it could not be done in time: ended by force",
+        "an error of the sender's own, told on standard error",
+    ],
+)
+def test_the_other_reasons_to_end_with_1_are_what_the_program_says(text: str) -> None:
+    assert re.search(rf"^\| .*{re.escape(text)}.* \| 1 \|", (ROOT / "RUNBOOK.md").read_text(), re.M)
+    assert any(text in file.read_text() for file in (ROOT / "sender").glob("*.py"))
+
+
 async def test_whoever_is_called_has_the_rights_of_the_sender(
     dsn: str, ready: dict[str, str]
 ) -> None:
