@@ -40,7 +40,13 @@ def bouncer(postgres: EmbeddedPostgres) -> Iterator[Bouncer]:
 
 def command(*words: str, dsn: str) -> str:
     """Run a command of ours to its end; returns what it printed."""
-    ran = subprocess.run(
+    ran = ended(*words, dsn=dsn)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def ended(*words: str, dsn: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "sender", *words],
         env={"PATH": os.environ["PATH"], "DB_DSN": dsn, "CAMPAIGN_ID": CAMPAIGN},
         capture_output=True,
@@ -48,8 +54,6 @@ def command(*words: str, dsn: str) -> str:
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def as_administrator(dsn: str, text: str) -> None:
@@ -184,6 +188,29 @@ async def test_a_table_of_old_is_migrated_through_pgbouncer(
     assert await trial.sql("SELECT 1 FROM campaigns WHERE control = 'paused'")
     assert await transactions(bouncer, bare_dsn) > 20
     figure("60 rows, 20 of them sent before: migrated, 40 sent")
+
+
+async def test_a_locked_table_is_told_behind_it_and_no_limit_stays(
+    begin: Begin, figure: Callable[[str], None], bouncer: Bouncer, dsn: str
+) -> None:
+    trial = await begin(3)
+    by = ("--by", "oncall", "--why", "a trial")
+    commands = (("status",), ("failures",), ("requeue", "--all", *by))
+    where = bouncer.to(dsn, "postgres")  # who has no limit of its own, unlike the role `sender`
+    await asyncio.to_thread(command, "pause", *by, dsn=where)
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute("LOCK TABLE campaign_targets")
+        for words in commands:
+            ran = await asyncio.to_thread(ended, *words, dsn=where)
+            assert ran.returncode == 1
+            assert f"campaign_targets is locked by pid {other.info.backend_pid} " in ran.stderr
+        await asyncio.to_thread(command, "cancel", *by, dsn=where)
+    assert await trial.sql("SELECT 1 FROM campaigns WHERE control = 'cancelled'")
+    for words in commands:
+        await asyncio.to_thread(command, *words, dsn=where)
+    async with await psycopg.AsyncConnection.connect(where, autocommit=True) as shared:
+        assert await (await shared.execute("SHOW lock_timeout")).fetchone() == ("0",)
+    figure(f"{len(commands)} commands gave up and named who; the campaign was cancelled meanwhile")
 
 
 async def test_pgbouncer_gives_up_its_sessions_and_is_killed(
