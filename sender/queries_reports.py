@@ -1,6 +1,7 @@
 """The SQL texts of the commands that only look: `status`, `failures` and `check`.
 
-None of them locks a row. They read the whole campaign and are for people, not for a loop.
+None of them locks a row. They read the whole campaign and are for people; what repeats them pauses
+for longer than they took.
 """
 
 from typing import Final, LiteralString
