@@ -15,7 +15,7 @@ LOOK_VALID_S: Final = 0.5
 AHEAD_S: Final = 0.2
 """No slot is reserved while the shared clock is further ahead than this."""
 
-_CHUNK_S: Final = 0.1
+_CHUNK_S: Final = 0.125
 _REFILL_S: Final = 0.1
 _BURST_S: Final = 0.01
 _LATE_S: Final = 0.03

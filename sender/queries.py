@@ -108,22 +108,31 @@ FROM ranges
 # (`key_snapshot` is the snapshot the rows were read with, so "changed since" is exact). A member
 # who opted out since keeps the stamp on the row, with a hash that fits no content: a later opt-in
 # ends in doubt.
-# Index: primary keys; `after` lets the scan start behind the batches that are done.
+# Index: primary keys; `after` lets the scan start behind the batches that are done. From there it
+# looks in windows of 64 numbers, 128, 256, ...: on a table never analysed the planner reads and
+# sorts all open batches for the first of them (9,600 of them: 6 ms a claim instead of 1).
 CLAIM_BATCH: Final[LiteralString] = f"""
 WITH picked AS MATERIALIZED (
-    SELECT batch_no, lo, hi, priority, key_used_at, key_snapshot, claimed_ids,
-           (claim_id IS NOT NULL)::int AS lost
-    FROM campaign_batches
-    WHERE campaign_id = %(campaign)s AND batch_no > %(after)s::int AND done_at IS NULL
-      AND (lease_until IS NULL OR lease_until < statement_timestamp())
-      AND (key_used_at IS NULL
-           OR key_used_at > statement_timestamp() - %(usable_s)s::float8 * interval '1 s')
-      AND lost_claims + (claim_id IS NOT NULL)::int
-          < CASE WHEN lo = hi THEN {LOST_ALONE} ELSE {LOST_TOGETHER} END
-      AND {_YIELD}
-    ORDER BY batch_no
+    SELECT w.*
+    FROM generate_series(0, 25) AS n
+    CROSS JOIN LATERAL (
+        SELECT batch_no, lo, hi, priority, key_used_at, key_snapshot, claimed_ids,
+               (claim_id IS NOT NULL)::int AS lost
+        FROM campaign_batches
+        WHERE campaign_id = %(campaign)s AND done_at IS NULL
+          AND batch_no > %(after)s::bigint - 64 + (64::bigint << n)
+          AND batch_no <= %(after)s::bigint - 64 + (128::bigint << n)
+          AND (lease_until IS NULL OR lease_until < statement_timestamp())
+          AND (key_used_at IS NULL
+               OR key_used_at > statement_timestamp() - %(usable_s)s::float8 * interval '1 s')
+          AND lost_claims + (claim_id IS NOT NULL)::int
+              < CASE WHEN lo = hi THEN {LOST_ALONE} ELSE {LOST_TOGETHER} END
+          AND {_YIELD}
+        ORDER BY batch_no
+        LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS w
     LIMIT 1
-    FOR NO KEY UPDATE SKIP LOCKED
 ), changed AS (
     UPDATE campaign_targets t
     SET key_used_at = p.key_used_at, {_doubt("'changed_while_open'")}
@@ -228,30 +237,29 @@ RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used
 # clock lost in a crash of the server is behind the present when the server is back.
 # Index: primary keys.
 LOOK: Final[LiteralString] = """
-WITH held AS MATERIALIZED (
-    SELECT b.claim_id
-    FROM campaign_batches b
-    WHERE b.campaign_id = %(campaign)s
-      AND b.batch_no BETWEEN %(first_batch)s::int AND %(last_batch)s::int
-      AND b.claim_id = ANY (%(claim_ids)s::uuid[]) AND b.lease_until > statement_timestamp()
-), fresh AS MATERIALIZED (
-    SELECT t.member_id
-    FROM campaign_targets t
-    WHERE t.campaign_id = %(campaign)s
-      AND t.member_id = ANY ((SELECT %(fresh_ids)s::bigint[])::bigint[])
-      AND t.state = 'pending' AND t.sent_at IS NULL AND t.opted_out_at IS NULL
-      AND t.not_before IS NULL
+WITH fresh AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT t.member_id
+        FROM campaign_targets t
+        WHERE t.campaign_id = %(campaign)s
+          AND t.member_id = ANY ((SELECT %(fresh_ids)s::bigint[])::bigint[])
+          AND t.state = 'pending' AND t.sent_at IS NULL AND t.opted_out_at IS NULL
+          AND t.not_before IS NULL) AS ids
 ), again AS MATERIALIZED (
-    SELECT t.member_id
-    FROM campaign_targets t
-    WHERE t.campaign_id = %(campaign)s
-      AND t.member_id = ANY ((SELECT %(again_ids)s::bigint[])::bigint[])
-      AND t.state = 'sending' AND t.claim_id = ANY (%(claim_ids)s::uuid[])
-      AND t.lease_until > statement_timestamp() AND t.sent_at IS NULL AND t.opted_out_at IS NULL
+    SELECT ARRAY(
+        SELECT t.member_id
+        FROM campaign_targets t
+        WHERE t.campaign_id = %(campaign)s
+          AND t.member_id = ANY ((SELECT %(again_ids)s::bigint[])::bigint[])
+          AND t.state = 'sending' AND t.claim_id = ANY (%(claim_ids)s::uuid[])
+          AND t.lease_until > statement_timestamp()
+          AND t.sent_at IS NULL AND t.opted_out_at IS NULL) AS ids
 ), wanted AS MATERIALIZED (
-    SELECT CASE WHEN (SELECT control FROM campaigns WHERE campaign_id = %(campaign)s) = 'run'
-                THEN (SELECT count(*) FROM fresh) + (SELECT count(*) FROM again)
-                ELSE 0 END AS n
+    SELECT CASE WHEN c.control = 'run'
+                THEN cardinality(fresh.ids) + cardinality(again.ids) ELSE 0 END AS n,
+           c.control, fresh.ids AS fresh, again.ids AS again
+    FROM fresh CROSS JOIN again
+    LEFT JOIN campaigns c ON c.campaign_id = %(campaign)s
 ), slot AS (
     UPDATE provider_accounts a
     SET next_free_at = CASE
@@ -266,15 +274,19 @@ WITH held AS MATERIALIZED (
       AND set_config('synchronous_commit', 'off', true) IS NOT NULL
     RETURNING a.next_free_at
 )
-SELECT ARRAY(SELECT claim_id FROM held) AS held,
-       ARRAY(SELECT member_id FROM fresh) AS fresh,
-       ARRAY(SELECT member_id FROM again) AS again,
-       (SELECT control FROM campaigns WHERE campaign_id = %(campaign)s) AS control,
+SELECT ARRAY(
+           SELECT b.claim_id
+           FROM campaign_batches b
+           WHERE b.campaign_id = %(campaign)s
+             AND b.batch_no BETWEEN %(first_batch)s::int AND %(last_batch)s::int
+             AND b.claim_id = ANY (%(claim_ids)s::uuid[])
+             AND b.lease_until > statement_timestamp()) AS held,
+       w.fresh, w.again, w.control,
        extract(epoch FROM (SELECT next_free_at FROM slot) - clock_timestamp())::float8
-           - (SELECT n FROM wanted) / %(rate)s::float8 AS starts_in_s,
+           - w.n / %(rate)s::float8 AS starts_in_s,
        extract(epoch FROM a.next_free_at - clock_timestamp())::float8 AS ahead_s,
        extract(epoch FROM a.blocked_until - clock_timestamp())::float8 AS blocked_s
-FROM provider_accounts a
+FROM provider_accounts a CROSS JOIN wanted w
 WHERE a.account = %(account)s
 """
 
