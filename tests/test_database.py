@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import lookup
 from psycopg_pool import PoolTimeout
 
-from sender.database import _configure, connect, conninfo, describe, is_transient
+from sender.database import Database, _configure, connect, conninfo, describe, is_transient
 from sender.errors import ConnectionRefused, DatabaseUnavailable
 
 
@@ -138,3 +138,8 @@ async def test_what_the_server_refuses_for_now_is_tried_until_the_patience_ends(
     async with Refusing(code) as dsn:
         with pytest.raises(DatabaseUnavailable, match="could not be reached within 0 s"):
             await connect(dsn, 0)
+
+
+async def test_a_connection_of_our_own_keeps_the_first_plan_of_each_text(dsn):
+    async with Database(dsn) as database:
+        assert (await database.one("SHOW plan_cache_mode", {}))[0] == "force_generic_plan"
