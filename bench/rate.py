@@ -22,6 +22,10 @@ LATENCIES_MS = (1, 50, 300, 2_000)
 PROCESSES = (1, 4)
 ERRORS = 0.04
 SETTLE_S = 3.0
+SETTLE_MORE_S = 9.0
+"""Each connection plans its statements when it first runs them; four processes have four times as
+many, which run each a quarter as often."""
+
 _START_S = 30.0
 _TOO_MANY = 429
 
@@ -35,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     seen: dict[str, list[dict[str, Any]]] = {}
-    rows = int(max(args.limits) * (args.seconds + 4 * SETTLE_S + 10))
+    rows = int(max(args.limits) * (args.seconds + SETTLE_S + SETTLE_MORE_S + 10))
     with postgres() as server:
         campaign(server, "rows", rows)
         for repeat in range(args.repeats):
@@ -121,7 +125,7 @@ def _run(
                 stack.enter_context(Run(run_settings(dsn, url, limit))) for _ in range(processes)
             ]
             _wait_for_first(url, runs[0])
-            time.sleep(SETTLE_S * (1 if processes == 1 else 2))
+            time.sleep(SETTLE_S + (SETTLE_MORE_S if processes > 1 else 0.0))
             begin = time.monotonic()
             cpu, server_cpu = sum(run.cpu_s() for run in runs), family_cpu_s(server.pid)
             time.sleep(seconds)

@@ -1,6 +1,8 @@
 """The finisher over a real ledger: nothing it was given is lost, nothing is closed too early."""
 
 import asyncio
+import time
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -37,11 +39,11 @@ CONFIG = PipelineConfig(
 class Desk:
     """A finisher that runs, and what it told."""
 
-    def __init__(self, store: PostgresStore) -> None:
+    def __init__(self, store: PostgresStore, config: PipelineConfig = CONFIG) -> None:
         self.events: list[Event] = []
         self.traffic = Traffic()
         health = StoreHealth(self.events.append)
-        self.finisher = Finisher(store, self.events.append, CONFIG, self.traffic, health)
+        self.finisher = Finisher(store, self.events.append, config, self.traffic, health)
 
     def told(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -100,6 +102,66 @@ async def test_a_batch_is_open_until_its_last_row_is_settled(conn, stores):
         assert await (await conn.execute(done)).fetchone() == (False,)
         desk.finisher.settle(Outcome(lease.targets[1], State.SENT))
     assert await (await conn.execute(done)).fetchone() == (True,)
+
+
+async def test_outcomes_wait_for_company_and_not_for_what_will_not_come(conn, stores):
+    """A write has a fixed price: it is paid for a quarter of a second of the limit, or at the end.
+
+    Nothing here waits for the patience of an hour: a write happens for its reason, or never.
+    """
+    patient = replace(CONFIG, limit_per_s=12.0, flush_s=3600.0)
+    assert patient.rows_a_write == 3
+    store = await opened(conn, stores, 7)
+    lease = await claim(store)
+    written, finish = [], store.finish
+
+    async def heard(outcomes, fates):
+        written.append([o.target.member_id for o in outcomes])
+        return await finish(outcomes, fates)
+
+    store.finish = heard
+    async with Desk(store, patient) as desk:
+        desk.finisher.hold(lease)
+        for row, target in enumerate(lease.targets, 1):
+            desk.finisher.settle(Outcome(target, State.SENT))
+            async with asyncio.timeout(10):
+                while row in (3, 6, 7) and desk.finisher.outcomes_in_hand:
+                    await desk.finisher.written()
+        assert written == [[1, 2, 3], [4, 5, 6], [7]]
+    assert await store.counts() == Counts(sent=7)
+
+
+async def test_what_is_left_is_written_when_the_other_rows_are_handed_back(conn, stores):
+    store = await opened(conn, stores, 3)
+    lease = await claim(store)
+    async with Desk(store, replace(CONFIG, flush_s=3600.0)) as desk:
+        desk.finisher.hold(lease)
+        desk.finisher.settle(Outcome(lease.targets[0], State.SENT))
+        desk.finisher.hand_back(lease.targets[1:])
+        async with asyncio.timeout(10):
+            while desk.finisher.rows_in_hand:
+                await desk.finisher.written()
+    assert await store.counts() == Counts(sent=1, pending=2)
+
+
+async def test_leases_are_extended_while_outcomes_wait(conn, stores):
+    await add_targets(conn, CAMPAIGN, 3)
+    store = await stores.open(lease_s=1.0)
+    await store.build()
+    lease = await claim(store)
+    extended, extend = asyncio.Event(), store.extend
+
+    async def heard(*args):
+        held = await extend(*args)
+        extended.set()
+        return held
+
+    store.extend = heard
+    async with Desk(store, replace(CONFIG, lease_s=1.0, flush_s=3600.0)) as desk:
+        desk.finisher.hold(lease)
+        async with asyncio.timeout(10):
+            await extended.wait()
+        assert lease.until > time.monotonic()
 
 
 async def test_rows_handed_back_are_free_at_once(conn, stores):

@@ -109,7 +109,7 @@ def test_a_slot_is_missed_a_moment_after_it_came_and_never_before(late):
     assert not missed or late > 0.029
 
 
-def test_what_is_reserved_and_refilled_stays_within_the_life_of_a_look():
+def test_what_is_reserved_stays_within_the_life_of_a_look():
     # A slot begins at most AHEAD_S after its look, its chunk an eighth of a second later.
     pace = Pace(500.0)
-    assert AHEAD_S + pace.refill_s + pace.chunk * pace.spacing_s < LOOK_VALID_S
+    assert AHEAD_S + pace.chunk * pace.spacing_s < LOOK_VALID_S

@@ -24,6 +24,8 @@ from sender.events import (
 from sender.pipeline.state import PipelineConfig, StoreHealth, Traffic
 from sender.ports import Observer, Recorded, StoreLocked, StoreUnavailable, TargetStore
 
+_EXTEND_AGAIN_S = 0.25
+
 
 class Finisher:
     """Collects outcomes and writes them under their leases' fences."""
@@ -69,8 +71,9 @@ class Finisher:
         """Take an outcome; it will be written."""
         self._outcomes.append(outcome)
         outcome.target.lease.unsettled.discard(outcome.target)
-        few = outcome.target.lease.company < self._config.flush_rows
-        if few or len(self._outcomes) >= self._config.flush_rows:
+        enough = self._config.rows_a_write
+        few = outcome.target.lease.company < enough
+        if few or len(self._outcomes) >= enough or self._has_all:
             self._wake.set()
 
     def hand_back(self, targets: Iterable[Target]) -> None:
@@ -94,9 +97,16 @@ class Finisher:
     def _give_up(self, target: Target) -> None:
         if target.lease.batch_no is None:
             self.settle(Outcome(target, State.PENDING, key_used_at=target.key_used_at))
-        else:
-            target.lease.unsettled.discard(target)
-            self._rows_in_hand -= 1
+            return
+        target.lease.unsettled.discard(target)
+        self._rows_in_hand -= 1
+        if self._has_all:
+            self._wake.set()
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether no row in hand is without an outcome, so that nothing is worth waiting for."""
+        return self.outcomes_in_hand >= self._rows_in_hand
 
     # --- asked by the producer --------------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class Finisher:
     async def run(self) -> None:
         """Write until closed and empty."""
         while True:
-            with anyio.move_on_after(self._config.flush_s):
+            with anyio.move_on_after(self._patience_s()):
                 await self._wake.wait()
             closing = self._closing
             self._wake = anyio.Event()
@@ -146,6 +156,11 @@ class Finisher:
                 return
             if not closing:
                 await self._extend_if_due()
+
+    def _patience_s(self) -> float:
+        """Seconds to wait for more outcomes; leases are extended in time."""
+        extend_in_s = max(_EXTEND_AGAIN_S, self._extend_at - time.monotonic())
+        return min(self._config.flush_s, extend_in_s)
 
     def abandon(self) -> None:
         """Tell which outcomes could not be written."""

@@ -1,8 +1,9 @@
 """The pacer: looks at queued rows, reserves their slots, and hands a permit out at each slot.
 
-Two loops: `_reserve` keeps about a tenth of a second of slots in hand, `_dispatch` gives each row
-its permit when its slot comes. A row that misses its slot, or whose look grew old, goes back to the
-front and is looked at again. When the run stops, what is queued is handed back.
+Two loops: `_reserve` keeps about a tenth of a second of slots in hand, in turn with the account's
+other processes, and `_dispatch` gives each row its permit when its slot comes. A row that misses
+its slot, or whose look grew old, goes back to the front and is looked at again. When the run stops,
+what is queued is handed back.
 """
 
 import time
@@ -15,7 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from sender.domain import Outcome, State, Target
 from sender.events import AccountPaused, PaceClamped
-from sender.pace import AHEAD_S, LOOK_VALID_S, Pace
+from sender.pace import AHEAD_S, LOOK_VALID_S, Pace, Turns
 from sender.pipeline.finisher import Finisher
 from sender.pipeline.state import Permit, PipelineConfig, StoreHealth, Traffic
 from sender.pipeline.stop import Stop
@@ -53,6 +54,7 @@ class Pacer:
         self._more_workers = more_workers
         self._waiting: deque[Target] = deque()
         self._slots: deque[tuple[float, Permit]] = deque()
+        self._turns = Turns()
         self._blocked_until = 0.0
 
     def give_back(self, target: Target) -> None:
@@ -93,12 +95,12 @@ class Pacer:
 
     def _reserve_in_s(self, now: float) -> float:
         """Seconds until more slots are wanted and may be had; 0 if now."""
-        if self._slots:
-            return max(0.0, self._slots[-1][0] + self._pace.spacing_s - now - self._pace.refill_s)
-        if now < self._blocked_until:
+        if not self._slots and now < self._blocked_until:
             self._traffic.waiting = "the provider asked to wait"
             return min(_RETRY_S, self._blocked_until - now)
-        return _TICK_S if self._free() <= 0 else 0.0
+        if not self._slots and self._free() <= 0:
+            return _TICK_S
+        return max(0.0, self._turns.next_at() - now)
 
     def _free(self) -> int:
         """Requests that may still be begun beside those out or slotted.
@@ -160,6 +162,8 @@ class Pacer:
             await self._pause(min(max(look.ahead_s - AHEAD_S, 0.005), 1.0))
             return
         self._traffic.waiting = ""
+        ends_at = look.starts_at + len(open_targets) * self._pace.spacing_s
+        self._turns.took(time.monotonic(), look.starts_at, ends_at)
         for place, target in enumerate(open_targets):
             slot_at = look.starts_at + place * self._pace.spacing_s
             self._slots.append((slot_at, Permit(target, look.asked_at, probe)))
