@@ -11,7 +11,7 @@ from typing import Any, Final, LiteralString, Self
 import psycopg
 from psycopg import AsyncConnection
 
-from sender import queries_reports
+from sender import queries
 from sender.database import connect, describe, is_transient
 from sender.errors import CampaignError, DatabaseUnavailable, SettingsError
 from sender.locks import briefly, naming_holders
@@ -86,9 +86,9 @@ async def changing(
 
 async def _has_rows(conn: AsyncConnection[Any], campaign: str, *, needed: bool) -> bool:
     try:
-        return await _is_there(conn, queries_reports.CAMPAIGN, campaign, needed)
+        return await _is_there(conn, queries.reports.CAMPAIGN, campaign, needed)
     except psycopg.errors.LockNotAvailable:
-        if needed or not await _is_there(conn, queries_reports.CAMPAIGN_OPENED, campaign, needed):
+        if needed or not await _is_there(conn, queries.reports.CAMPAIGN_OPENED, campaign, needed):
             raise
         return True
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
-from sender import environment, queries_reports, setting_checks
+from sender import environment, queries, setting_checks
 from sender.database import connect, describe, is_transient
 from sender.domain import Control
 from sender.errors import (
@@ -121,9 +121,9 @@ async def _campaign(conn: AsyncConnection[Any], environ: Mapping[str, str] | Non
         campaign = CampaignSettings.load(environ).campaign_id
     except SettingsError:
         return Finding("campaign", "note", "not looked at: CAMPAIGN_ID is wrong")
-    if await _first(conn, queries_reports.CAMPAIGN, campaign) != (True,):
+    if await _first(conn, queries.reports.CAMPAIGN, campaign) != (True,):
         return Finding("campaign", "fault", no_rows(campaign))
-    control, *_ = await _first(conn, queries_reports.CONTROL, campaign) or (Control.RUN,)
+    control, *_ = await _first(conn, queries.reports.CONTROL, campaign) or (Control.RUN,)
     if control != Control.RUN:
         return Finding("campaign", "note", f"{campaign} is {control}: a run sends nothing")
     return Finding("campaign", "ok", f"{campaign} has rows")

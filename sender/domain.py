@@ -44,8 +44,8 @@ def idempotency_key(campaign_id: str, member_id: int) -> str:
 def content_hash(email: str | None, variables: str | None) -> bytes:
     """Fingerprint of what the row contributes to the request body.
 
-    Equal to the SQL expression in `queries.CONTENT_HASH`; a row whose fingerprint changed while its
-    outcome is open must not be sent under the old key.
+    Equal to the SQL expression in `queries.shared.CONTENT_HASH`; a row whose fingerprint changed
+    while its outcome is open must not be sent under the old key.
 
     Args:
         email: the address as stored.

@@ -5,7 +5,7 @@ from typing import Final
 
 from psycopg.rows import class_row
 
-from sender import queries_reports
+from sender import queries
 from sender.errors import CampaignError
 from sender.locks import briefly
 from sender.reading import reading
@@ -42,7 +42,7 @@ async def failures(
     async with reading(settings.db_dsn.get_secret_value(), at_one_moment=False) as conn:
         async with briefly(conn):
             campaign = {"campaign": settings.campaign_id}
-            found = await (await conn.execute(queries_reports.CAMPAIGN, campaign)).fetchone()
+            found = await (await conn.execute(queries.reports.CAMPAIGN, campaign)).fetchone()
         if found != (True,):
             raise CampaignError(no_rows(settings.campaign_id))
         cursor = conn.cursor(row_factory=class_row(Failure))
@@ -51,7 +51,7 @@ async def failures(
             values = {"campaign": settings.campaign_id, "after": after}
             values |= {"states": list(states), "limit": size}
             async with briefly(conn):
-                page = await (await cursor.execute(queries_reports.FAILURES, values)).fetchall()
+                page = await (await cursor.execute(queries.reports.FAILURES, values)).fetchall()
             for failure in page:
                 yield failure
             if len(page) < size:

@@ -1,8 +1,8 @@
 """The pace: when a reserved slot may be used, and how many permits may leave together.
 
-The slots themselves are reserved in PostgreSQL (`queries.LOOK`), one clock for all processes of an
-account. A slot is absolute and expires: a row that missed it reserves anew, so time lost in one
-process is never made up for in another's slots.
+The slots themselves are reserved in PostgreSQL (`queries.look.LOOK`), one clock for all processes
+of an account, which take turns. A slot is absolute and expires: a row that missed it reserves anew,
+so time lost in one process is never made up for in another's slots.
 """
 
 from collections import deque

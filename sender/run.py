@@ -26,7 +26,7 @@ from sender.pace import AHEAD_S, Pace
 from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason, Traffic
 from sender.ports import Observer, Provider, StoreUnavailable, TargetStore
 from sender.providers import open_provider
-from sender.queries_reports import CAMPAIGN
+from sender.queries.reports import CAMPAIGN
 from sender.retry import RetryPolicy
 from sender.rights import check_rights
 from sender.schema import check_schema

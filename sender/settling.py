@@ -13,7 +13,7 @@ import stamina
 from psycopg import AsyncConnection
 from psycopg.rows import scalar_row
 
-from sender import members, queries_actions
+from sender import members, queries
 from sender.actions import Author, changing
 from sender.domain import State
 from sender.errors import SettingsError
@@ -49,12 +49,12 @@ class Settling:
 
 
 _AGAIN: Final = "tried again by the next sender run, or by one that is running"
-REQUEUE: Final = Settling("requeue", State.FAILED, queries_actions.REQUEUE, _AGAIN)
+REQUEUE: Final = Settling("requeue", State.FAILED, queries.actions.REQUEUE, _AGAIN)
 RESOLVE: Final[Mapping[str, Settling]] = {
     "sent": Settling(
-        "resolve_sent", State.IN_DOUBT, queries_actions.RESOLVE_SENT, "taken for sent"
+        "resolve_sent", State.IN_DOUBT, queries.actions.RESOLVE_SENT, "taken for sent"
     ),
-    "pending": Settling("resolve_pending", State.IN_DOUBT, queries_actions.RESOLVE_PENDING, _AGAIN),
+    "pending": Settling("resolve_pending", State.IN_DOUBT, queries.actions.RESOLVE_PENDING, _AGAIN),
 }
 
 
@@ -130,7 +130,7 @@ async def _check(
     if not named:
         values = {"campaign": campaign, "state": state}
         async with briefly(conn):
-            found = await (await conn.execute(queries_actions.COUNT_IN_STATE, values)).fetchone()
+            found = await (await conn.execute(queries.actions.COUNT_IN_STATE, values)).fetchone()
         count = _rows(found[0] if found else 0)
         fault = f"{count} of campaign {campaign} are {_words(state)}"
         raise SettingsError([f"name some with --member or --file, or all with --all: {fault}"])
@@ -160,7 +160,7 @@ async def _slices(
         cursor = conn.cursor(row_factory=scalar_row)
         values = {"campaign": campaign, "state": state, "first": first, "limit": _PAGE}
         async with briefly(conn):
-            page = await (await cursor.execute(queries_actions.IN_STATE, values)).fetchall()
+            page = await (await cursor.execute(queries.actions.IN_STATE, values)).fetchall()
         for ids in _cut(page):
             yield ids
         if len(page) < _PAGE:
@@ -187,7 +187,7 @@ async def _told_states(
         return []
     values = {"campaign": campaign, "ids": list(ids)}
     async with briefly(conn):
-        return await (await conn.execute(queries_actions.TOLD_STATES, values)).fetchall()
+        return await (await conn.execute(queries.actions.TOLD_STATES, values)).fetchall()
 
 
 def _is_passing(error: Exception) -> bool:

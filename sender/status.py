@@ -8,7 +8,7 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import class_row, dict_row
 
-from sender import queries_reports
+from sender import queries
 from sender.domain import Control, Counts
 from sender.errors import CampaignError
 from sender.reading import reading
@@ -131,14 +131,14 @@ async def status(settings: CampaignSettings) -> Status:
     """
     campaign = {"campaign": settings.campaign_id}
     async with reading(settings.db_dsn.get_secret_value(), at_one_moment=True) as conn:
-        ledger = await _row(conn, queries_reports.STATUS, campaign)
+        ledger = await _row(conn, queries.reports.STATUS, campaign)
         if ledger is None:
             raise CampaignError(no_rows(settings.campaign_id))
         cursor = conn.cursor(row_factory=class_row(Steering))
-        steering = await (await cursor.execute(queries_reports.CONTROL, campaign)).fetchone()
-        waiting = await _row(conn, queries_reports.WAITING, campaign) or {}
+        steering = await (await cursor.execute(queries.reports.CONTROL, campaign)).fetchone()
+        waiting = await _row(conn, queries.reports.WAITING, campaign) or {}
         cursor = conn.cursor(row_factory=class_row(Failure))
-        failures = await (await cursor.execute(queries_reports.LAST_FAILURES, campaign)).fetchall()
+        failures = await (await cursor.execute(queries.reports.LAST_FAILURES, campaign)).fetchall()
     sent_lately, over_s = ledger.pop("last_minute"), ledger.pop("over_s")
     rate = sent_lately / max(over_s, 1.0) if sent_lately else 0.0
     counts, steering = Counts(**ledger), steering or Steering()

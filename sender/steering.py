@@ -9,7 +9,7 @@ from typing import Final
 
 from psycopg.rows import dict_row
 
-from sender import queries, queries_actions
+from sender import queries
 from sender.actions import Author, changing
 from sender.domain import Control
 from sender.errors import CampaignError
@@ -88,8 +88,8 @@ async def steer(settings: CampaignSettings, wish: Control, author: Author) -> St
         "why": author.why,
     }
     async with changing(settings, touches_rows=False) as conn:
-        await at_once(conn, queries.OPEN_CAMPAIGN, values, dict_row)
-        rows = await at_once(conn, queries_actions.STEER, values, dict_row)
+        await at_once(conn, queries.ledger.OPEN_CAMPAIGN, values, dict_row)
+        rows = await at_once(conn, queries.actions.STEER, values, dict_row)
     if not rows:
         raise CampaignError(f"campaign {settings.campaign_id} has no row in campaigns any more")
     row = rows[0]

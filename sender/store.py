@@ -4,9 +4,8 @@ Owns the mapping between rows and `domain` objects. Must never decide what an an
 method is one autocommit statement and raises `StoreUnavailable` if trying again can help.
 """
 
-import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
@@ -15,13 +14,15 @@ from uuid import UUID, uuid4
 from psycopg.errors import UniqueViolation
 
 from sender import queries
+from sender.arrays import id_array
 from sender.database import Database
-from sender.domain import Control, Counts, Fate, Lease, Outcome, State, Target, content_hash
+from sender.domain import Control, Counts, Fate, Lease, Outcome, State, Target
+from sender.leases import batch_range, lease_of_batch, lease_of_due
 from sender.ports import Due, Look, Recorded, Remaining, Settled
+from sender.records import Record
 
 _LEDGER_TIMEOUT_S: Final = 300.0
 _FROM_THE_START_EVERY_S: Final = 30.0
-_SMALL_COMPANY: Final = 20
 _LOW_WATER_RESET_S: Final = 60.0
 _LONG_AGO: Final = float("-inf")
 
@@ -75,11 +76,11 @@ class PostgresStore:
     async def open_campaign(self) -> bool:
         """Make the campaign's and the account's rows; False if the campaign has no targets."""
         key = {"campaign": self._config.campaign, "account": self._config.account}
-        row = await self._database.one(queries.CAMPAIGN_EXISTS, key)
+        row = await self._database.one(queries.ledger.CAMPAIGN_EXISTS, key)
         if not row[0]:
             return False
-        await self._database.run(queries.OPEN_CAMPAIGN, key)
-        await self._database.run(queries.OPEN_ACCOUNT, key)
+        await self._database.run(queries.ledger.OPEN_CAMPAIGN, key)
+        await self._database.run(queries.ledger.OPEN_ACCOUNT, key)
         return True
 
     async def build(self) -> int:
@@ -90,7 +91,9 @@ class PostgresStore:
         """
         values = {"campaign": self._config.campaign, "size": self._config.batch_size}
         try:
-            made = await self._database.run(queries.BUILD, values, timeout_s=_LEDGER_TIMEOUT_S)
+            made = await self._database.run(
+                queries.claim.BUILD, values, timeout_s=_LEDGER_TIMEOUT_S
+            )
         except UniqueViolation:
             return 0
         self._after = 0
@@ -120,7 +123,7 @@ class PostgresStore:
         config = self._config
         asked_at, claim_id = time.monotonic(), uuid4()
         rows = await self._database.all(
-            queries.CLAIM_BATCH,
+            queries.claim.CLAIM_BATCH,
             {
                 "campaign": config.campaign,
                 "after": after,
@@ -134,25 +137,7 @@ class PostgresStore:
             return None, []
         head = rows[0]
         self._after = head.batch_no
-        until = asked_at + config.lease_s
-        lease = Lease(claim_id, head.batch_no, head.claimed_at, asked_at, until, head.found)
-        lease.company = _company(head.lost_claims)
-        key_until = self._key_until(asked_at, head.key_age_s)
-        lease.targets = [
-            Target(
-                row.member_id,
-                row.email,
-                row.vars,
-                row.attempts,
-                row.unknowns + (head.found is not None),
-                head.found,
-                key_until,
-                lease,
-            )
-            for row in rows
-            if row.member_id is not None
-        ]
-        lease.unsettled.update(lease.targets)
+        lease = lease_of_batch(rows, claim_id, asked_at, config.lease_s, config.usable_s)
         changed = [Settled(m, State.IN_DOUBT, 0, "changed_while_open") for m in head.changed]
         return lease, changed
 
@@ -163,7 +148,7 @@ class PostgresStore:
         if asked_at - self._low_water_set_at > _LOW_WATER_RESET_S:
             self._low_water, self._low_water_set_at = _LONG_AGO, asked_at
         rows = await self._database.all(
-            queries.CLAIM_DUE,
+            queries.claim.CLAIM_DUE,
             {
                 "campaign": config.campaign,
                 "low_water": self._low_water,
@@ -183,29 +168,8 @@ class PostgresStore:
             return None, changed
         # A thousandth less, for what a float cannot hold.
         self._low_water = min(row.due_at for row in rows) - 0.001
-        until = asked_at + config.lease_s
-        lease = Lease(claim_id, None, taken[0].claimed_at, asked_at, until)
-        lease.company = _company(max(row.lost_claims for row in taken))
-        lease.targets = [
-            Target(
-                row.member_id,
-                row.email,
-                row.vars,
-                row.attempts,
-                row.unknowns,
-                row.found,
-                self._key_until(asked_at, row.key_age_s),
-                lease,
-            )
-            for row in taken
-        ]
-        lease.unsettled.update(lease.targets)
+        lease = lease_of_due(taken, claim_id, asked_at, config.lease_s, config.usable_s)
         return lease, changed
-
-    def _key_until(self, asked_at: float, age_s: float | None) -> float:
-        if age_s is None:
-            return float("inf")
-        return asked_at + self._config.usable_s - age_s
 
     # --- look and reserve -------------------------------------------------------------------------
 
@@ -216,14 +180,14 @@ class PostgresStore:
         leases = {t.lease.claim_id: t.lease for t in targets}
         asked_at = time.monotonic()
         row = await self._database.one(
-            queries.LOOK,
+            queries.look.LOOK,
             {
                 "campaign": self._config.campaign,
                 "account": self._config.account,
-                **_batch_range(leases.values()),
+                **batch_range(leases.values()),
                 "claim_ids": list(leases),
-                "fresh_ids": _array(fresh),
-                "again_ids": _array(again),
+                "fresh_ids": id_array(fresh),
+                "again_ids": id_array(again),
                 "rate": self._config.rate_per_s,
                 "ahead_s": self._config.pace_ahead_s,
             },
@@ -249,7 +213,7 @@ class PostgresStore:
     async def block(self, seconds: float) -> None:
         """Make all processes of the account wait."""
         values = {"account": self._config.account, "seconds": seconds}
-        await self._database.run(queries.BLOCK, values)
+        await self._database.run(queries.look.BLOCK, values)
 
     # --- record -----------------------------------------------------------------------------------
 
@@ -264,34 +228,27 @@ class PostgresStore:
         Returns:
             What was taken; the rest was refused because another run holds those rows.
         """
-        plain = [o for o in outcomes if _is_plain_sent(o)]
-        others = [o for o in outcomes if not _is_plain_sent(o)]
-        stamps = _stamps_to_keep(outcomes, fates)
-        numbers = {x: n for n, x in enumerate(fates)}
+        record = Record.of(outcomes, fates)
         asked_at = time.monotonic()
-        row = await self._database.one(
-            queries.FINISH,
+        answer = await self._database.one(
+            queries.record.FINISH,
             {
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
-                "batches": json.dumps(_fates(outcomes, fates, numbers)),
-                "others": json.dumps([_as_json(o, numbers) for o in (*others, *stamps)]),
-                "sent_ids": _array(o.target.member_id for o in plain),
-                "sent_fates": _array(numbers[o.target.lease] for o in plain),
+                **record.values(fates),
             },
         )
-        held = {x for x, n in numbers.items() if n in set(row.held)}
         return Recorded(
-            taken=_taken(plain, row.sent, held) + _taken(others, row.others, held),
-            held=frozenset(x.claim_id for x in held),
+            taken=record.taken(answer),
+            held=frozenset(x.claim_id for x in record.held(answer)),
             until=asked_at + self._config.lease_s,
         )
 
     async def locked(self, targets: Sequence[Target]) -> frozenset[Target]:
         """Which of the rows somebody else has locked just now."""
         row = await self._database.one(
-            queries.LOCKED,
-            {"campaign": self._config.campaign, "ids": _array(t.member_id for t in targets)},
+            queries.record.LOCKED,
+            {"campaign": self._config.campaign, "ids": id_array(t.member_id for t in targets)},
         )
         locked = set(row.locked)
         return frozenset(t for t in targets if t.member_id in locked)
@@ -300,19 +257,19 @@ class PostgresStore:
         """Renew leases; returns the claim ids that are still held. Sets their `until`."""
         asked_at = time.monotonic()
         row = await self._database.one(
-            queries.EXTEND,
+            queries.record.EXTEND,
             {
                 "campaign": self._config.campaign,
                 "lease_s": self._config.lease_s,
-                **_batch_range(leases),
+                **batch_range(leases),
                 "claim_ids": [x.claim_id for x in leases],
-                "again_ids": _array(t.member_id for t in again),
+                "again_ids": id_array(t.member_id for t in again),
             },
         )
-        held = frozenset(row.extended)
+        extended = frozenset(row.extended)
         for lease in leases:
-            lease.until = asked_at + self._config.lease_s if lease.claim_id in held else 0.0
-        return held
+            lease.until = asked_at + self._config.lease_s if lease.claim_id in extended else 0.0
+        return extended
 
     # --- keep in order ----------------------------------------------------------------------------
 
@@ -321,14 +278,14 @@ class PostgresStore:
         values = {"campaign": self._config.campaign, "usable_s": self._config.usable_s}
         # Another run may be splitting or building; the next sweep looks again.
         with suppress(UniqueViolation):
-            await self._database.run(queries.SPLIT, values)
+            await self._database.run(queries.sweep.SPLIT, values)
         doubted = [
             Settled(row.member_id, State.IN_DOUBT, row.attempts, row.reason)
-            for row in await self._database.all(queries.SWEEP_BATCHES, values)
+            for row in await self._database.all(queries.sweep.SWEEP_BATCHES, values)
         ]
         doubted += [
             Settled(row.member_id, State.IN_DOUBT, row.attempts, row.reason)
-            for row in await self._database.all(queries.SWEEP_DUE, values)
+            for row in await self._database.all(queries.sweep.SWEEP_DUE, values)
             if row.state == State.IN_DOUBT
         ]
         return doubted
@@ -336,18 +293,18 @@ class PostgresStore:
     async def adopt(self) -> int:
         """Make rows due that are marked sending without a lease; returns how many."""
         values = {"campaign": self._config.campaign}
-        return await self._database.run(queries.ADOPT, values, timeout_s=_LEDGER_TIMEOUT_S)
+        return await self._database.run(queries.sweep.ADOPT, values, timeout_s=_LEDGER_TIMEOUT_S)
 
     # --- ask --------------------------------------------------------------------------------------
 
     async def control(self) -> Control:
         """What a person wants of the campaign."""
-        row = await self._database.one(queries.CONTROL, {"campaign": self._config.campaign})
+        row = await self._database.one(queries.ledger.CONTROL, {"campaign": self._config.campaign})
         return Control.RUN if row is None else Control(row.control)
 
     async def due(self) -> Due:
         """When the next row can be claimed."""
-        row = await self._database.one(queries.DUE, {"campaign": self._config.campaign})
+        row = await self._database.one(queries.ledger.DUE, {"campaign": self._config.campaign})
         waits = [x for x in (row.batch_in_s, row.due_in_s) if x is not None]
         return Due(
             control=Control(row.control or "run"),
@@ -358,110 +315,11 @@ class PostgresStore:
     async def counts(self) -> Counts:
         """The ledger, counted."""
         values = {"campaign": self._config.campaign}
-        row = await self._database.one(queries.COUNTS, values, timeout_s=_LEDGER_TIMEOUT_S)
+        row = await self._database.one(queries.ledger.COUNTS, values, timeout_s=_LEDGER_TIMEOUT_S)
         return Counts(*row)
 
     async def remaining(self) -> Remaining:
         """An estimate of the rest from the queue, cheap enough for every ten seconds."""
-        row = await self._database.one(queries.PROGRESS, {"campaign": self._config.campaign})
+        row = await self._database.one(queries.ledger.PROGRESS, {"campaign": self._config.campaign})
         done = max(0, row.left_batches - row.due_again)
         return Remaining(done=done, open_rows=row.remaining + row.due_again)
-
-
-def _company(lost_claims: int) -> float:
-    """How many rows may be in hand beside one that was lost this often.
-
-    After the losses in its batch a row gets one more try in small company, so that a run of deaths
-    with another cause costs little time, and then it goes alone.
-    """
-    together = int(queries.LOST_TOGETHER)
-    if lost_claims < together:
-        return float("inf")
-    return _SMALL_COMPANY if lost_claims == together else 0
-
-
-def _array(values: Iterable[object]) -> str:
-    return "{" + ",".join(map(str, values)) + "}"
-
-
-def _batch_range(leases: Iterable[Lease]) -> dict[str, int]:
-    numbers = [x.batch_no for x in leases if x.batch_no is not None]
-    return {"first_batch": min(numbers, default=1), "last_batch": max(numbers, default=0)}
-
-
-def _is_plain_sent(outcome: Outcome) -> bool:
-    return outcome.state is State.SENT and outcome.target.lease.batch_no is not None
-
-
-def _stamps_to_keep(outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate]) -> list[Outcome]:
-    """Rows of a batch that was lost before and is done now, if they end without an outcome.
-
-    They were skipped, and the lost claim may have sent them: the age of their key goes to the row,
-    or a member who opts in again one day would be mailed under it as if it were new. Those that
-    have an outcome by now are not first attempts any more and the statement passes over them.
-    """
-    lost = [x for x, fate in fates.items() if fate is Fate.DONE and x.found_key_used_at is not None]
-    settled: set[Target] = {o.target for o in outcomes} if lost else set()
-    return [
-        Outcome(t, State.PENDING, key_used_at=t.key_used_at)
-        for x in lost
-        for t in x.targets
-        if t not in settled
-    ]
-
-
-def _taken(
-    outcomes: Sequence[Outcome], members: Iterable[int], held: Collection[Lease]
-) -> list[Outcome]:
-    """The outcomes that were written, by their members.
-
-    A process that lost a batch and claimed it again may hold two outcomes of one member; the one
-    under the lease that is held was written.
-    """
-    taken: dict[int, Outcome] = {}
-    written = set(members)
-    for outcome in outcomes:
-        member = outcome.target.member_id
-        if member in written and (member not in taken or outcome.target.lease in held):
-            taken[member] = outcome
-    return list(taken.values())
-
-
-def _as_json(outcome: Outcome, numbers: Mapping[Lease, int]) -> dict[str, object]:
-    target, used = outcome.target, outcome.key_used_at
-    return {
-        "member_id": target.member_id,
-        "n": None if target.lease.batch_no is None else numbers[target.lease],
-        "claim_id": str(target.lease.claim_id),
-        "state": outcome.state,
-        "charged": int(outcome.charged),
-        # A batch that was lost before this claim: its claim ended without a known answer.
-        "unknown": int(outcome.unknown) + (target.lease.found_key_used_at is not None),
-        "delay_s": outcome.delay_s,
-        "key_used_at": used and used.isoformat(),
-        "content_hash": used and content_hash(target.email, target.variables).hex(),
-        "reason": outcome.reason,
-    }
-
-
-def _fates(
-    outcomes: Sequence[Outcome], fates: Mapping[Lease, Fate], numbers: Mapping[Lease, int]
-) -> list[dict[str, object]]:
-    tally = {x.claim_id: dict.fromkeys(State, 0) for x in fates}
-    for outcome in outcomes:
-        tally[outcome.target.lease.claim_id][outcome.state] += 1
-    return [
-        {
-            "n": numbers[x],
-            "batch_no": x.batch_no,
-            "claim_id": str(x.claim_id),
-            "fate": fate,
-            "found": x.found_key_used_at and x.found_key_used_at.isoformat(),
-            "sent": tally[x.claim_id][State.SENT],
-            "failed": tally[x.claim_id][State.FAILED],
-            "in_doubt": tally[x.claim_id][State.IN_DOUBT],
-            "deferred": tally[x.claim_id][State.PENDING],
-        }
-        for x, fate in fates.items()
-        if x.batch_no is not None
-    ]

@@ -69,7 +69,9 @@ async def records(conn: AsyncConnection) -> list[dict[str, Any]]:
 
 
 async def counts(conn: AsyncConnection) -> Counts:
-    return Counts(*(await (await conn.execute(queries.COUNTS, {"campaign": "c"})).fetchone() or ()))
+    return Counts(
+        *(await (await conn.execute(queries.ledger.COUNTS, {"campaign": "c"})).fetchone() or ())
+    )
 
 
 async def waits_for_a_lock(conn: AsyncConnection) -> None:
@@ -165,7 +167,7 @@ async def test_two_who_steer_at_once_follow_each_other(
 ) -> None:
     await add_targets(conn, "c", 1)
     await steer(of(dsn), Control.PAUSED, ANN)
-    monkeypatch.setattr(queries, "OPEN_CAMPAIGN", "SELECT")  # it would wait instead
+    monkeypatch.setattr(queries.ledger, "OPEN_CAMPAIGN", "SELECT")  # it would wait instead
     async with await AsyncConnection.connect(dsn) as other:
         await other.execute("UPDATE campaigns SET control = 'cancelled', control_by = 'Bob'")
         pausing = asyncio.create_task(steer(of(dsn), Control.PAUSED, ANN))

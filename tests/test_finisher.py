@@ -249,9 +249,9 @@ async def test_refused_writes_are_counted_and_told(conn, stores):
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """A finish that waits 50 ms for a locked row instead of two seconds."""
-    text = queries.FINISH
+    text = queries.record.FINISH
     assert "set_config('lock_timeout', '2s', true)" in text
-    monkeypatch.setattr(queries, "FINISH", text.replace("'2s'", "'50ms'"))
+    monkeypatch.setattr(queries.record, "FINISH", text.replace("'2s'", "'50ms'"))
 
 
 async def settled(conn, desk: Desk, expected: dict[int, str]) -> None:

@@ -596,7 +596,7 @@ async def test_slots_in_hand_are_not_used_after_a_429(dsn, conn, stores):
     async def block_at_once(seconds: float) -> None:
         """Like the store's own, but the loop stands still: nobody notices by the way."""
         with psycopg.connect(dsn, autocommit=True) as other:
-            other.execute(queries.BLOCK, {"account": "acct", "seconds": seconds})
+            other.execute(queries.look.BLOCK, {"account": "acct", "seconds": seconds})
         asked.append(len(provider.asked))
         asyncio.get_running_loop().call_later(0.5, stop.stop_claiming, StopReason.DEADLINE)
 

@@ -195,7 +195,7 @@ class Process:
 
 _ORDER = f"""
 SELECT (SELECT sent + failed + in_doubt + skipped + pending + sending
-        FROM ({queries.COUNTS}) AS counts),
+        FROM ({queries.ledger.COUNTS}) AS counts),
        ARRAY(SELECT member_id FROM campaign_targets
              WHERE campaign_id = %(campaign)s AND sent_at IS NOT NULL),
        ARRAY(SELECT member_id FROM campaign_targets

@@ -353,7 +353,7 @@ class Trial:
                 [CAMPAIGN],
             )
             rows = await cursor.fetchall()
-            cursor = await conn.execute(queries.COUNTS, {"campaign": CAMPAIGN})
+            cursor = await conn.execute(queries.ledger.COUNTS, {"campaign": CAMPAIGN})
             (counts,) = await cursor.fetchall()
         return rows, Counts(**counts)
 

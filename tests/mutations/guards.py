@@ -47,7 +47,7 @@ _FINISH, _EXTEND = "FINISH: Final", "EXTEND: Final"
 GUARDS = [
     _guard(
         "SKIP LOCKED, batches",
-        "queries.py",
+        "queries/claim.py",
         "FOR NO KEY UPDATE SKIP LOCKED",
         "FOR NO KEY UPDATE",
         "test_a_batch_claim_waits_for_nobody",
@@ -55,7 +55,7 @@ GUARDS = [
     ),
     _guard(
         "SKIP LOCKED, due rows",
-        "queries.py",
+        "queries/claim.py",
         "FOR NO KEY UPDATE SKIP LOCKED",
         "FOR NO KEY UPDATE",
         "test_a_claim_of_due_rows_waits_for_nobody",
@@ -63,7 +63,7 @@ GUARDS = [
     ),
     _guard(
         "lease predicate",
-        "queries.py",
+        "queries/claim.py",
         "AND (lease_until IS NULL OR lease_until < statement_timestamp())",
         "",
         "test_a_leased_batch_is_not_claimed",
@@ -82,7 +82,7 @@ GUARDS = [
     ),
     _guard(
         "sent_at IS NULL in the claim",
-        "queries.py",
+        "queries/claim.py",
         "AND x.sent_at IS NULL",
         "",
         "test_a_row_with_sent_at_is_not_claimed",
@@ -90,7 +90,7 @@ GUARDS = [
     ),
     _guard(
         "opt-out at the claim",
-        "queries.py",
+        "queries/claim.py",
         "AND x.opted_out_at IS NULL",
         "",
         "test_a_row_opted_out_is_not_claimed",
@@ -98,7 +98,7 @@ GUARDS = [
     ),
     _guard(
         "opt-out at the claim of due rows",
-        "queries.py",
+        "queries/claim.py",
         "AND t.opted_out_at IS NULL",
         "",
         "test_a_due_row_opted_out_is_not_claimed",
@@ -106,7 +106,7 @@ GUARDS = [
     ),
     _guard(
         "window check at the claim",
-        "queries.py",
+        "queries/claim.py",
         "OR key_used_at > statement_timestamp()",
         "OR true OR key_used_at > statement_timestamp()",
         "test_a_batch_whose_keys_are_too_old_is_not_claimed",
@@ -114,7 +114,7 @@ GUARDS = [
     ),
     _guard(
         "window check at the claim of due rows",
-        "queries.py",
+        "queries/claim.py",
         "OR t.key_used_at > statement_timestamp()",
         "OR true OR t.key_used_at > statement_timestamp()",
         "test_a_due_row_whose_key_is_too_old_is_not_claimed",
@@ -129,7 +129,7 @@ GUARDS = [
     ),
     _guard(
         "fence on finish of a batch",
-        "queries.py",
+        "queries/record.py",
         "AND b.claim_id = f.claim_id",
         "",
         "test_a_late_finish_of_a_lost_batch_writes_nothing",
@@ -139,7 +139,7 @@ GUARDS = [
     ),
     _guard(
         "fence on finish of a row",
-        "queries.py",
+        "queries/record.py",
         "AND t.claim_id = o.claim_id",
         "",
         "test_a_late_finish_of_a_lost_row_writes_nothing",
@@ -147,7 +147,7 @@ GUARDS = [
     ),
     _guard(
         "fence on extend",
-        "queries.py",
+        "queries/record.py",
         "AND b.claim_id = ANY (%(claim_ids)s::uuid[])",
         "",
         "test_a_lost_batch_is_not_extended",
@@ -155,7 +155,7 @@ GUARDS = [
     ),
     _guard(
         "opt-out at the look",
-        "queries.py",
+        "queries/look.py",
         "AND t.sent_at IS NULL AND t.opted_out_at IS NULL",
         "AND t.sent_at IS NULL",
         "test_the_look_sees_an_opt_out",
@@ -179,7 +179,7 @@ GUARDS = [
     ),
     _guard(
         "restore on release of a batch",
-        "queries.py",
+        "queries/record.py",
         "WHEN 'release' THEN f.found END",
         "WHEN 'release' THEN b.key_used_at END",
         "test_a_release_leaves_attempts_and_keys_as_they_were_found",
@@ -187,7 +187,7 @@ GUARDS = [
     ),
     _guard(
         "uncharged release",
-        "queries.py",
+        "queries/record.py",
         "attempts = t.attempts + o.charged",
         "attempts = t.attempts + 1",
         "test_a_release_leaves_attempts_and_keys_as_they_were_found",
@@ -223,7 +223,7 @@ GUARDS = [
     ),
     _guard(
         "shared pace",
-        "queries.py",
+        "queries/look.py",
         "ELSE greatest(a.next_free_at, clock_timestamp()) END",
         "ELSE clock_timestamp() END",
         "test_two_processes_share_one_pace",
@@ -252,7 +252,7 @@ GUARDS = [
     ),
     _guard(
         "lock order",
-        "queries.py",
+        "queries/record.py",
         "ORDER BY t.member_id",
         "ORDER BY t.member_id DESC",
         "test_a_finish_locks_rows_in_the_order_of_their_ids",
@@ -260,7 +260,7 @@ GUARDS = [
     ),
     _guard(
         "fence on finish is the claim, accepted",
-        "queries.py",
+        "queries/record.py",
         "AND s.n = ANY (ARRAY(SELECT n FROM held))",
         "AND EXISTS (SELECT FROM held)",
         "test_an_answer_to_a_lost_claim_is_not_written_under_the_next_one",
@@ -268,7 +268,7 @@ GUARDS = [
     ),
     _guard(
         "fence on finish is the claim, others",
-        "queries.py",
+        "queries/record.py",
         "OR (o.n = ANY (ARRAY(SELECT n FROM held))",
         "OR (EXISTS (SELECT FROM held) AND o.n IS NOT NULL",
         "test_an_answer_to_a_lost_claim_is_not_written_under_the_next_one",
@@ -276,7 +276,7 @@ GUARDS = [
     ),
     _guard(
         "fence on extend of a row",
-        "queries.py",
+        "queries/record.py",
         "AND t.claim_id = ANY (%(claim_ids)s::uuid[]) AND t.state = 'sending'",
         "AND t.state = 'sending'",
         "test_a_lost_row_is_not_extended",
@@ -285,7 +285,7 @@ GUARDS = [
     ),
     _guard(
         "extension passes over locked rows",
-        "queries.py",
+        "queries/record.py",
         "FOR NO KEY UPDATE SKIP LOCKED",
         "FOR NO KEY UPDATE",
         "test_a_row_locked_by_the_application_keeps_no_lease_from_being_extended",
@@ -307,7 +307,7 @@ GUARDS = [
     ),
     _guard(
         "pause at the look",
-        "queries.py",
+        "queries/look.py",
         "c.control = 'run'",
         "true",
         "test_the_look_reserves_no_slot_once_the_campaign_is_held",
@@ -337,28 +337,28 @@ GUARDS = [
     ),
     _guard(
         "only a campaign that may be is paused",
-        "queries_actions.py",
+        "queries/actions.py",
         "AND f.control = ANY (%(allowed)s)",
         "",
         "test_a_cancelled_campaign_is_not_paused_and_what_was_done_is_recorded",
     ),
     _guard(
         "record of a pause",
-        "queries_actions.py",
+        "queries/actions.py",
         "FROM steered s CROSS JOIN found f",
         "FROM steered s CROSS JOIN found f WHERE false",
         "test_a_cancelled_campaign_is_not_paused_and_what_was_done_is_recorded",
     ),
     _guard(
         "record of resolve and requeue",
-        "queries_actions.py",
+        "queries/actions.py",
         "FROM settled\n    ORDER BY member_id",
         "FROM settled WHERE false",
         "test_each_row_that_people_settle_has_its_record",
     ),
     _guard(
         "resolve and requeue: the state",
-        "queries_actions.py",
+        "queries/actions.py",
         "AND t.state = '{state}' AND t.sent_at IS NULL",
         "AND t.sent_at IS NULL",
         "test_people_settle_rows_of_their_state_only",
@@ -366,7 +366,7 @@ GUARDS = [
     ),
     _guard(
         "resolve and requeue: sent_at IS NULL",
-        "queries_actions.py",
+        "queries/actions.py",
         "AND t.state = '{state}' AND t.sent_at IS NULL",
         "AND t.state = '{state}'",
         "test_people_settle_no_row_that_was_sent",
@@ -374,7 +374,7 @@ GUARDS = [
     ),
     _guard(
         "requeue keeps the age of the key",
-        "queries_actions.py",
+        "queries/actions.py",
         "\" lost_claims = 0, reason = 'requeued',\"",
         "\" lost_claims = 0, reason = 'requeued', key_used_at = NULL,\"",
         "test_a_requeued_row_keeps_the_age_of_its_key",
@@ -384,14 +384,14 @@ GUARDS = [
     ),
     _guard(
         "requeue keeps what was sent under the key",
-        "queries_actions.py",
+        "queries/actions.py",
         "content_hash = CASE WHEN t.key_used_at IS NOT NULL THEN t.content_hash END",
         "content_hash = NULL",
         "test_a_requeued_row_keeps_what_was_sent_under_its_key",
     ),
     _guard(
         "requeue gives all attempts again",
-        "queries_actions.py",
+        "queries/actions.py",
         "not_before = clock_timestamp(), attempts = 0, unknowns = 0,",
         "not_before = clock_timestamp(),",
         "test_a_requeued_row_has_all_its_attempts_again",
@@ -399,14 +399,14 @@ GUARDS = [
     ),
     _guard(
         "resolve as pending frees the key",
-        "queries_actions.py",
+        "queries/actions.py",
         "key_used_at = NULL, content_hash = NULL,",
         "",
         "test_a_row_resolved_as_pending_has_a_key_as_new",
     ),
     _guard(
         "resolve as pending: poison goes alone",
-        "queries_actions.py",
+        "queries/actions.py",
         "CASE WHEN t.reason = 'lost_too_often' THEN {LOST_TOGETHER} ELSE 0 END",
         "0",
         "test_a_row_lost_too_often_comes_back_alone",

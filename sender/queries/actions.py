@@ -7,8 +7,8 @@ order, as everywhere, and the record holds what they were under that lock.
 
 from typing import Final, LiteralString
 
-from sender.queries import LOST_TOGETHER
-from sender.queries_reports import TOLD
+from sender.queries.reports import TOLD
+from sender.queries.shared import LOST_TOGETHER
 
 # STEER. Invariant: the control changes only from one of `allowed`, and what it was is recorded with
 # the change and returned. Index: primary key, one row.

@@ -7,7 +7,7 @@ for longer than they took.
 from typing import Final, LiteralString
 
 # A row's state as people are told it: a row with `sent_at` is sent whatever its state says, an
-# opted-out pending row is skipped. Equal in all texts that tell it, queries.COUNTS too.
+# opted-out pending row is skipped. Equal in all texts that tell it, queries.ledger.COUNTS too.
 TOLD: Final[LiteralString] = (
     "CASE WHEN t.sent_at IS NOT NULL THEN 'sent'"
     " WHEN t.state = 'pending' AND t.opted_out_at IS NOT NULL THEN 'skipped'"
