@@ -4,6 +4,7 @@ Draws with rich, so nothing imports this module but a command that has a termina
 the bar is there, whatever is printed appears above it.
 """
 
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -24,6 +25,11 @@ from rich.text import Text
 from sender.ports import Remaining, StoreUnavailable, TargetStore
 
 _EVERY_S: Final = 1.0
+_REST: Final = 20
+"""Times an answer's length is waited before the next question: under a snapshot held open for
+long it takes a quarter of a second, and a picture is not worth that each second.
+"""
+
 _LAST_LOOK_S: Final = 1.0
 _SPEED_OVER_S: Final = 10.0
 
@@ -91,14 +97,16 @@ class ProgressBar:
         """Follow a run until cancelled, and then draw where it ended.
 
         Args:
-            store: asked each second, and cheap to ask.
+            store: asked each second, or less often where it takes long to answer.
             traffic: says why nothing moves.
         """
         try:
             while True:
+                asked_at = time.monotonic()
                 with suppress(StoreUnavailable):
                     self.show(await store.remaining(), traffic.waiting)
-                await anyio.sleep(_EVERY_S)
+                took_s = time.monotonic() - asked_at
+                await anyio.sleep(max(_EVERY_S, took_s * _REST))
         finally:
             with anyio.move_on_after(_LAST_LOOK_S, shield=True), suppress(StoreUnavailable):
                 self.show(await store.remaining())

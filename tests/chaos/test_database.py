@@ -53,8 +53,11 @@ async def nothing_was_sent(trial: Trial, since: float, until: float) -> int:
 
 
 async def came_through(trial: Trial, run: Run) -> None:
-    """All sent, none asked twice: every accepted outcome was kept and written."""
-    end = await run.wait()
+    """All sent, none asked twice: every accepted outcome was kept and written.
+
+    A claim whose answer was cut off stays leased for a minute, to nobody.
+    """
+    end = await run.wait(120)
     assert end.code == 0, end
     assert await trial.reckon() == {"sent": ROWS}
     assert (await trial.mail.stats())["repeats_absorbed"] == 0
