@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, LiteralString, Self
 from uuid import UUID, uuid4
 
 from psycopg.errors import UniqueViolation
@@ -18,7 +18,7 @@ from sender.arrays import id_array
 from sender.database import Database
 from sender.domain import Control, Counts, Fate, Lease, Outcome, State, Target
 from sender.leases import batch_range, lease_of_batch, lease_of_due
-from sender.ports import Due, Look, Recorded, Remaining, Settled
+from sender.ports import Due, Look, Recorded, Remaining, Settled, StoreUnavailable
 from sender.records import Record
 
 _LEDGER_TIMEOUT_S: Final = 300.0
@@ -63,6 +63,8 @@ class PostgresStore:
         self._after_since = time.monotonic()
         self._low_water = _LONG_AGO
         self._low_water_set_at = 0.0
+        self._cut_off: list[UUID] = []
+        """Claims whose answers never came."""
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
@@ -108,6 +110,7 @@ class PostgresStore:
             The lease, or None if no batch can be claimed now, and the rows that were put in doubt
             because they changed while open. A lease may have no targets: finish it.
         """
+        await self._let_go()
         # Batches behind the cursor come free when another run's lease ends; they must not wait for
         # the end of the list, where their keys may be too old.
         now = time.monotonic()
@@ -122,16 +125,16 @@ class PostgresStore:
     async def _claim_batch_after(self, after: int) -> tuple[Lease | None, list[Settled]]:
         config = self._config
         asked_at, claim_id = time.monotonic(), uuid4()
-        rows = await self._database.all(
+        rows = await self._claim(
             queries.claim.CLAIM_BATCH,
             {
                 "campaign": config.campaign,
                 "after": after,
                 "usable_s": config.usable_s,
-                "claim": claim_id,
                 "lease_s": config.lease_s,
                 "size": config.batch_size,
             },
+            claim_id,
         )
         if not rows:
             return None, []
@@ -143,20 +146,21 @@ class PostgresStore:
 
     async def claim_due(self) -> tuple[Lease | None, list[Settled]]:
         """Take single rows that are due again; returns as `claim_batch`."""
+        await self._let_go()
         config = self._config
         asked_at, claim_id = time.monotonic(), uuid4()
         if asked_at - self._low_water_set_at > _LOW_WATER_RESET_S:
             self._low_water, self._low_water_set_at = _LONG_AGO, asked_at
-        rows = await self._database.all(
+        rows = await self._claim(
             queries.claim.CLAIM_DUE,
             {
                 "campaign": config.campaign,
                 "low_water": self._low_water,
                 "usable_s": config.usable_s,
                 "size": config.batch_size,
-                "claim": claim_id,
                 "lease_s": config.lease_s,
             },
+            claim_id,
         )
         changed = [
             Settled(row.member_id, State.IN_DOUBT, row.attempts, "changed_while_open")
@@ -170,6 +174,22 @@ class PostgresStore:
         self._low_water = min(row.due_at for row in rows) - 0.001
         lease = lease_of_due(taken, claim_id, asked_at, config.lease_s, config.usable_s)
         return lease, changed
+
+    async def _claim(
+        self, query: LiteralString, values: Mapping[str, object], claim_id: UUID
+    ) -> list[Any]:
+        try:
+            return await self._database.all(query, {**values, "claim": claim_id})
+        except StoreUnavailable:
+            self._cut_off.append(claim_id)
+            raise
+
+    async def _let_go(self) -> None:
+        """Free what claims took whose answers never came; nobody knows of those leases."""
+        if self._cut_off:
+            values = {"campaign": self._config.campaign, "claim_ids": self._cut_off}
+            await self._database.run(queries.claim.LET_GO, values)
+            self._cut_off = []
 
     # --- look and reserve -------------------------------------------------------------------------
 

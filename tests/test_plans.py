@@ -233,6 +233,9 @@ class Progress:
             cases.append(("lost", query, {**values, "after": lost.batch_no - 1}))
         for query, values in await statements_of(self._other, "sweep"):
             cases.append(("too old", query, {**values, "usable_s": 60.0}))
+        self._other._cut_off = [held.claim_id, single.claim_id]
+        cases.append(("", *(await statements_of(self._other, "claim_batch"))[0]))
+        self._other._cut_off = []
         self._taken = [held, single]
         return cases
 

@@ -10,6 +10,7 @@ from ledger import stores as stores
 from psycopg import AsyncConnection
 
 from sender.domain import Control, Counts, Fate, State
+from sender.ports import StoreUnavailable
 from sender.store import PostgresStore
 
 
@@ -36,6 +37,28 @@ async def test_sent_and_opted_out_rows_are_never_claimed(conn, stores):
     await conn.execute("UPDATE campaign_targets SET sent_at = now() WHERE member_id = 4")
     await conn.execute("UPDATE campaign_targets SET opted_out_at = now() WHERE member_id = 5")
     assert ids(await claim(store)) == [1, 6]
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["a batch", "single rows"])
+async def test_a_claim_whose_answer_was_cut_off_is_free_at_once(conn, stores, single):
+    """It was carried out for nobody: neither its own process nor another waits for its lease."""
+    await add_targets(conn, CAMPAIGN, 8, **({"not_before": "2020-01-01"} if single else {}))
+    store, other = await stores.open(), await stores.open()
+    await store.build()
+    ask, take = store._database.all, due if single else claim
+
+    async def cut_off(query, values):
+        await ask(query, values)
+        raise StoreUnavailable("OperationalError")
+
+    store._database.all = cut_off
+    with pytest.raises(StoreUnavailable):
+        await take(store)
+    store._database.all = ask
+    assert await other.claim_due() == await other.claim_batch() == (None, [])
+    assert (await store.claim_batch() if single else await store.claim_due()) == (None, [])
+    assert ids(await take(other)) == list(range(1, 9))
+    assert await store.claim_due() == await store.claim_batch() == (None, [])
 
 
 async def test_two_builders_at_once_cover_each_row_once(conn, stores):

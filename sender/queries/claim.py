@@ -176,3 +176,20 @@ RETURNING t.member_id, t.email, t.vars::text, t.attempts, t.unknowns, d.key_used
           extract(epoch FROM d.not_before)::float8 AS due_at, t.lost_claims, d.changed,
           clock_timestamp() AS claimed_at
 """
+
+# LET GO of claims whose answers never came: the statement may have been carried out all the same,
+# for nobody. They count as lost claims, and are free at once instead of when their leases end.
+# Invariant: nobody holds a lease with one of these fences. Index: primary key of the batches,
+# campaign_targets_due.
+LET_GO: Final[LiteralString] = f"""
+WITH batches AS (
+    UPDATE campaign_batches b
+    SET lease_until = statement_timestamp() - interval '1 ms'
+    WHERE b.campaign_id = %(campaign)s AND b.done_at IS NULL
+      AND b.claim_id = ANY (%(claim_ids)s::uuid[]) AND {YIELD}
+)
+UPDATE campaign_targets t
+SET lease_until = statement_timestamp() - interval '1 ms', not_before = statement_timestamp()
+WHERE t.campaign_id = %(campaign)s AND t.not_before IS NOT NULL
+  AND t.state = 'sending' AND t.claim_id = ANY (%(claim_ids)s::uuid[])
+"""
