@@ -17,8 +17,7 @@ AHEAD_S: Final = 0.2
 """No slot is reserved while the shared clock is further ahead than this."""
 
 _CHUNK_S: Final = 0.125
-_REFILL_S: Final = 0.1
-_REFILL_IN_TURN_S: Final = 0.15
+_REFILL_S: Final = 0.15
 _SAME_S: Final = 0.05
 _LONGEST_GAP_S: Final = 0.5
 _ROUNDS: Final = 3
@@ -90,5 +89,4 @@ class Turns:
         """When new slots are wanted: before those of the round end."""
         if self._ends_at is None:
             return 0.0
-        gap_s = min(*self._gaps_s, _LONGEST_GAP_S)
-        return self._ends_at + (gap_s - _REFILL_IN_TURN_S if gap_s else -_REFILL_S)
+        return self._ends_at + min(*self._gaps_s, _LONGEST_GAP_S) - _REFILL_S

@@ -87,7 +87,7 @@ def test_asking_whenever_own_slots_end_would_ask_in_vain_for_each_other_process(
 
     class Eager(Turns):
         def next_at(self) -> float:
-            return self._ends_at - 0.1
+            return self._ends_at - 0.15
 
     account = Account(seed=1)
     for process in range(4):
@@ -111,9 +111,9 @@ def test_who_is_alone_asks_before_its_own_slots_end():
     turns = Turns()
     assert turns.next_at() == 0.0
     turns.took(now=10.0, starts_at=10.1, ends_at=10.225)
-    assert turns.next_at() == 10.225 - 0.1
+    assert turns.next_at() == 10.225 - 0.15
     turns.took(now=10.125, starts_at=10.226, ends_at=10.351)  # a millisecond is the network's
-    assert turns.next_at() == 10.351 - 0.1
+    assert turns.next_at() == 10.351 - 0.15
 
 
 def took_turns(*starts: float) -> Turns:
@@ -125,7 +125,7 @@ def took_turns(*starts: float) -> Turns:
 
 
 def test_who_shares_asks_before_the_shortest_of_the_last_three_rounds_ends():
-    assert took_turns(10.0, 10.5, 11.0).next_at() == 11.125 - 0.1
+    assert took_turns(10.0, 10.5, 11.0).next_at() == 11.125 - 0.15
     assert took_turns(10.0, 10.5, 11.0, 11.5).next_at() == 11.625 + 0.375 - 0.15
     assert took_turns(10.0, 10.5, 11.0, 11.25, 11.75).next_at() == 11.875 + 0.125 - 0.15
 
@@ -137,4 +137,4 @@ def test_a_round_is_waited_for_half_a_second_at_most():
 def test_who_finds_the_clock_not_ahead_waits_for_nobody():
     turns = took_turns(10.0, 10.5, 11.0, 11.5)
     turns.took(now=12.0, starts_at=12.0, ends_at=12.125)
-    assert turns.next_at() == 12.125 - 0.1
+    assert turns.next_at() == 12.125 - 0.15
