@@ -622,25 +622,34 @@ async def test_nothing_comes_between_an_answer_and_its_outcome(conn, stores):
 
 
 async def test_nothing_is_claimed_while_a_lease_has_ended_with_answers_in_hand(conn, stores):
-    """The store was away for longer than a lease: one answer was being written, one came since."""
-    await add_targets(conn, CAMPAIGN, 2)
+    """The store was away for longer than a lease: one answer was being written, one came since.
+
+    A third is still to come, so that the second waits for company.
+    """
+    await add_targets(conn, CAMPAIGN, 3)
     store, provider = await stores.open(batch_size=1), Answers()
-    writing, answered, finish_rows = asyncio.Event(), asyncio.Event(), store.finish
+    writing, answered, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    finish_rows = store.finish
 
     async def slow_send(target: Target, gate: Gate) -> Answer | None:
         answer = await Answers.send(provider, target, gate)
         if answer is not None and target.member_id == 2:
             await writing.wait()
             answered.set()
+        if answer is not None and target.member_id == 3:
+            await written.wait()
         return answer
 
     async def slow_finish(outcomes, fates):
-        if not writing.is_set():
-            writing.set()
-            await answered.wait()
-            await expire(conn)
-            for lease in pipeline._finisher._leases:
-                lease.until = 0.0
+        if writing.is_set():
+            recorded = await finish_rows(outcomes, fates)
+            written.set()
+            return recorded
+        writing.set()
+        await answered.wait()
+        await expire(conn)
+        for lease in pipeline._finisher._leases:
+            lease.until = 0.0
         return await finish_rows(outcomes, fates)
 
     store.finish, provider.send = slow_finish, slow_send
@@ -648,7 +657,7 @@ async def test_nothing_is_claimed_while_a_lease_has_ended_with_answers_in_hand(c
     pipeline = Pipeline(store, provider, lambda _: None, sizes, Stop())
     async with asyncio.timeout(20):
         await pipeline.run()
-    assert sorted(provider.asked) == [1, 2]
+    assert sorted(provider.asked) == [1, 2, 3]
 
 
 async def test_a_finish_locks_rows_in_the_order_of_their_ids(dsn, conn, stores):
