@@ -11,7 +11,8 @@ from conftest import add_targets, as_role
 from sender.dev.fake_options import FakeOptions
 from sender.dev.fake_provider import FakeProvider
 from sender.domain import Answer, Counts, Target
-from sender.events import AttemptBroke, Event
+from sender.events import AccountPaused, AttemptBroke, Event
+from sender.pace import Turns
 from sender.pipeline import Pipeline, PipelineConfig, Stop, StopReason
 from sender.ports import Gate, Provider
 from sender.providers import open_provider
@@ -142,3 +143,21 @@ async def test_a_pause_is_obeyed_while_the_provider_makes_everybody_wait(dsn, co
         await conn.execute("UPDATE campaigns SET control = 'paused'")
         assert await run == Counts(pending=5)
     assert trial.stop.reason is StopReason.PAUSED
+
+
+async def test_the_other_processes_are_told_of_a_429_whoever_has_the_next_turn(
+    dsn, conn, monkeypatch
+):
+    await add_targets(conn, CAMPAIGN, 5)
+    # After its first slots this process would leave the next hour to others.
+    monkeypatch.setattr(Turns, "next_at", lambda turns: 0.0 if turns._ends_at is None else 1e18)
+    async with FakeProvider(FakeOptions(throttle=True, retry_after=300)) as fake:
+        trial = Trial(dsn)
+        run = asyncio.create_task(trial.run(http(fake)))
+        async with asyncio.timeout(20):
+            while not [e for e in trial.events if isinstance(e, AccountPaused)]:
+                await asyncio.sleep(0.01)
+        cursor = await conn.execute("SELECT blocked_until > now() FROM provider_accounts")
+        assert await cursor.fetchall() == [(True,)]
+        trial.stop.stop_claiming(StopReason.PAUSED)
+        await run

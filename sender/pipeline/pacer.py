@@ -81,7 +81,7 @@ class Pacer:
         while not self._stop.is_set:
             wait_s = self._reserve_in_s(time.monotonic())
             if wait_s > 0:
-                await self._pause(wait_s)
+                await self._pause(min(wait_s, _RETRY_S))
                 continue
             try:
                 await self._tell_block()
@@ -94,7 +94,12 @@ class Pacer:
                 await self._pause(_RETRY_S)
 
     def _reserve_in_s(self, now: float) -> float:
-        """Seconds until more slots are wanted and may be had; 0 if now."""
+        """Seconds until more slots are wanted and may be had; 0 if now.
+
+        A 429 is passed on whoever's turn it is: the others send until they are told.
+        """
+        if self._traffic.block_s > 0:
+            return 0.0
         if not self._slots and now < self._blocked_until:
             self._traffic.waiting = "the provider asked to wait"
             return min(_RETRY_S, self._blocked_until - now)
