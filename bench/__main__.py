@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> None:
         return
     found = {
         "bench": args.bench,
-        "command": "python -m bench " + " ".join(sys.argv[1:]),
+        "command": "python -m bench " + shlex.join(sys.argv[1:]),
         "machine": machine(),
         "repeats": args.repeats,
         "result": import_module(f"bench.{args.bench}").measure(args),
