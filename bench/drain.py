@@ -3,8 +3,8 @@
     python -m bench.drain '{"dsn": ..., "kind": "ours", ...}'
 
 Says `ready`, waits for a line, and prints its figures as JSON. Statements follow each other as in a
-run at 500/s: a claim is 125 rows, a look 62, a finish what a quarter of a second brings; rows that
-are due again are asked for every half second, and the sweep and the progress every ten.
+run at 500/s: a claim is 125 rows, a look 75, a finish 200; rows that are due again are asked for
+every half second, and the sweep and the progress every ten.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from sender.domain import Fate, Lease, Outcome, State, Target
 from sender.store import PostgresStore, StoreConfig
 
 ACCOUNT = "bench"
-LOOK_ROWS = 62
-FINISH_ROWS = 125
+LOOK_ROWS = 75
+FINISH_ROWS = 200
 DUE_EVERY = 250
 SWEEP_EVERY = 5_000
 PARTS = 10

@@ -24,6 +24,7 @@ from sender.records import Record
 _LEDGER_TIMEOUT_S: Final = 300.0
 _FROM_THE_START_EVERY_S: Final = 30.0
 _LOW_WATER_RESET_S: Final = 60.0
+_WHOLE_EVERY: Final = 6
 _LONG_AGO: Final = float("-inf")
 
 
@@ -63,6 +64,10 @@ class PostgresStore:
         self._after_since = time.monotonic()
         self._low_water = _LONG_AGO
         self._low_water_set_at = 0.0
+        self._found_due = False
+        self._sweeps = self._estimates = 0
+        self._due_before = 0
+        """Rows due again before the low-water mark: nobody may claim them, as after an opt-out."""
         self._cut_off: list[UUID] = []
         """Claims whose answers never came."""
 
@@ -168,6 +173,7 @@ class PostgresStore:
             if row.changed
         ]
         taken = [row for row in rows if not row.changed]
+        self._found_due = bool(taken)
         if not taken:
             return None, changed
         # A thousandth less, for what a float cannot hold.
@@ -294,8 +300,17 @@ class PostgresStore:
     # --- keep in order ----------------------------------------------------------------------------
 
     async def sweep(self) -> list[Settled]:
-        """Settle what nobody may claim any more; returns the rows that were put in doubt."""
-        values = {"campaign": self._config.campaign, "usable_s": self._config.usable_s}
+        """Settle what nobody may claim any more; returns the rows that were put in doubt.
+
+        While rows are found due, those before the low-water mark are swept now and then only.
+        """
+        whole = not self._found_due or self._sweeps % _WHOLE_EVERY == 0
+        self._sweeps += 1
+        values = {
+            "campaign": self._config.campaign,
+            "usable_s": self._config.usable_s,
+            "low_water": _LONG_AGO if whole else self._low_water,
+        }
         # Another run may be splitting or building; the next sweep looks again.
         with suppress(UniqueViolation):
             await self._database.run(queries.sweep.SPLIT, values)
@@ -340,6 +355,18 @@ class PostgresStore:
 
     async def remaining(self) -> Remaining:
         """An estimate of the rest from the queue, cheap enough for every ten seconds."""
-        row = await self._database.one(queries.ledger.PROGRESS, {"campaign": self._config.campaign})
-        done = max(0, row.left_batches - row.due_again)
-        return Remaining(done=done, open_rows=row.remaining + row.due_again)
+        whole = not self._found_due or self._estimates % _WHOLE_EVERY == 0
+        self._estimates += 1
+        row = await self._database.one(
+            queries.ledger.PROGRESS,
+            {
+                "campaign": self._config.campaign,
+                "low_water": _LONG_AGO if whole else self._low_water,
+                "mark": self._low_water,
+            },
+        )
+        due_again = row.due_again + (0 if whole else self._due_before)
+        if whole:
+            self._due_before = row.due_before
+        done = max(0, row.left_batches - due_again)
+        return Remaining(done=done, open_rows=row.remaining + due_again)

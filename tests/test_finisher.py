@@ -105,11 +105,11 @@ async def test_a_batch_is_open_until_its_last_row_is_settled(conn, stores):
 
 
 async def test_outcomes_wait_for_company_and_not_for_what_will_not_come(conn, stores):
-    """A write has a fixed price: it is paid for a quarter of a second of the limit, or at the end.
+    """A write has a fixed price: it is paid for 0.4 seconds of the limit, or at the end.
 
     Nothing here waits for the patience of an hour: a write happens for its reason, or never.
     """
-    patient = replace(CONFIG, limit_per_s=12.0, flush_s=3600.0)
+    patient = replace(CONFIG, limit_per_s=8.0, flush_s=3600.0)
     assert patient.rows_a_write == 3
     store = await opened(conn, stores, 7)
     lease = await claim(store)

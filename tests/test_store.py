@@ -550,3 +550,27 @@ async def test_instants_that_no_calendar_of_ours_has_are_due_or_not(conn, stores
         seen += ids(lease)
     assert sorted(seen) == ([1, 10, 11] if is_due else [10, 11])
     assert (await store.due()).in_s is not None
+
+
+@pytest.mark.parametrize("others_are_due", [True, False])
+async def test_rows_before_the_low_water_mark_are_swept_in_time(conn, stores, others_are_due):
+    """Each sixth sweep is whole; each one is as soon as nothing is found due."""
+    await add_targets(conn, CAMPAIGN, 5, not_before="2025-01-01")
+    store = await stores.open()
+    assert await store.sweep() == []
+    assert ids(await due(store)) == [1, 2, 3, 4, 5]
+    await add_targets(conn, CAMPAIGN, 1, first=9, not_before="2024-01-01", key_used_at="2024-01-01")
+    if not others_are_due:
+        assert await store.claim_due() == (None, [])
+    swept = [[row.member_id for row in await store.sweep()] for _ in range(6)]
+    assert swept == ([[], [], [], [], [], [9]] if others_are_due else [[9], [], [], [], [], []])
+
+
+async def test_an_estimate_knows_of_rows_before_the_low_water_mark(conn, stores):
+    await add_targets(conn, CAMPAIGN, 5, not_before="2025-01-01")
+    await add_targets(
+        conn, CAMPAIGN, 2, first=8, not_before="2024-01-01", opted_out_at="2024-01-01"
+    )
+    store = await stores.open()
+    assert ids(await due(store)) == [1, 2, 3, 4, 5]
+    assert [(await store.remaining()).open_rows for _ in range(8)] == [7] * 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sender.pace import AHEAD_S, Turns
 
-CHUNK_S = 0.125
+CHUNK_S = 0.15
 SETTLE_S, SECONDS = 3.0, 20.0
 
 
@@ -120,7 +120,7 @@ def took_turns(*starts: float) -> Turns:
     """A process that reserved an eighth of a second at each of these, a tenth ahead."""
     turns = Turns()
     for starts_at in starts:
-        turns.took(now=starts_at - 0.1, starts_at=starts_at, ends_at=starts_at + CHUNK_S)
+        turns.took(now=starts_at - 0.1, starts_at=starts_at, ends_at=starts_at + 0.125)
     return turns
 
 

@@ -1,6 +1,6 @@
 """The pacer: looks at queued rows, reserves their slots, and hands a permit out at each slot.
 
-Two loops: `_reserve` keeps an eighth of a second of slots in hand or more, in turn with the other
+Two loops: `_reserve` keeps 0.15 seconds of slots in hand or more, in turn with the other
 processes, and `_dispatch` gives each row its permit when its slot comes. A row that misses
 its slot, or whose look grew old, goes back to the front and is looked at again. When the run stops,
 what is queued is handed back.

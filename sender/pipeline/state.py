@@ -9,6 +9,7 @@ from sender.events import DatabaseAway, DatabaseBack
 from sender.ports import Observer, StoreUnavailable
 from sender.retry import RetryPolicy
 
+_COMPANY_S = 0.4
 _WRITE_S = 0.25
 
 
@@ -36,12 +37,12 @@ class PipelineConfig:
 
     @property
     def rows_a_write(self) -> int:
-        """Outcomes that are waited for before a write: a quarter of a second of the limit.
+        """Outcomes that are waited for before a write: 0.4 seconds of the limit at most.
 
-        By rows and not by time: a write costs the server as much for 30 rows as for 125, so several
-        processes that share a limit would each pay for it four times a second.
+        By rows and not by time: a write costs the server half as much for 4 rows as for 125, so
+        several processes that share a limit would each pay for it again and again.
         """
-        return min(self.flush_rows, max(1, int(self.limit_per_s * _WRITE_S)))
+        return min(self.flush_rows, max(1, int(self.limit_per_s * _COMPANY_S)))
 
     @property
     def queue_rows(self) -> int:

@@ -55,14 +55,21 @@ FROM (
 ) AS ledger
 """
 
-# PROGRESS from the queue, without reading the ledger. Index: primary key of the batches,
-# campaign_targets_due.
+# PROGRESS from the queue, without reading the ledger: rows that are due again from `low_water` on,
+# and how many of them before `mark`. Index: primary key of the batches, campaign_targets_due.
 PROGRESS: Final[LiteralString] = """
-SELECT coalesce(sum(sent + failed + in_doubt + deferred), 0)::bigint AS left_batches,
-       coalesce(sum(greatest(size - sent - failed - in_doubt - deferred, 0))
-                FILTER (WHERE done_at IS NULL), 0)::bigint AS remaining,
-       (SELECT count(*) FROM campaign_targets t
-        WHERE t.campaign_id = %(campaign)s AND t.not_before IS NOT NULL)::bigint AS due_again
-FROM campaign_batches
-WHERE campaign_id = %(campaign)s
+SELECT queue.*, due.*
+FROM (
+    SELECT coalesce(sum(sent + failed + in_doubt + deferred), 0)::bigint AS left_batches,
+           coalesce(sum(greatest(size - sent - failed - in_doubt - deferred, 0))
+                    FILTER (WHERE done_at IS NULL), 0)::bigint AS remaining
+    FROM campaign_batches
+    WHERE campaign_id = %(campaign)s
+) AS queue
+CROSS JOIN (
+    SELECT count(*) AS due_again,
+           count(*) FILTER (WHERE t.not_before < to_timestamp(%(mark)s::float8)) AS due_before
+    FROM campaign_targets t
+    WHERE t.campaign_id = %(campaign)s AND t.not_before >= to_timestamp(%(low_water)s::float8)
+) AS due
 """
