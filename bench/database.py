@@ -297,7 +297,8 @@ def table(result: dict[str, Any]) -> str:
         "WAL bytes", "heap MB before, after", "index MB", "dead rows", "heap-only",
     ]  # fmt: skip
     rows = [_row(name, run) for name, run in result["trials"].items()]
-    lines = [*grid(head, rows), "", *_claims(result), ""]
+    claims = _claims(result)
+    lines = [*grid(head, rows), "", *claims, *([""] if claims else [])]
     lines += [f"- {name}: {value:.3g}" for name, value in result["ratios"].items()]
     return "\n".join(lines)
 
@@ -332,6 +333,8 @@ def _claims(result: dict[str, Any]) -> list[str]:
         for name, run in result["trials"].items()
         if run["share"] == 1.0
     }
+    if not shown:
+        return []
     rows = [
         [str(part + 1), *(_claim(parts[part]) for parts in shown.values())] for part in range(PARTS)
     ]

@@ -366,6 +366,30 @@ async def test_a_claim_reads_a_window_of_numbers_and_never_all_open_batches(dsn,
     assert max(read) <= 64
 
 
+async def test_no_text_reads_all_targets_of_a_table_analysed_while_nothing_was_due(dsn, stores):
+    """As after the load: the planner knows of no time that a row may be due at."""
+    await add_targets(dsn, CAMPAIGN, 20_000)
+    store = await stores.open(batch_size=SIZE)
+    assert await store.build() == 200
+    lease, _ = await store.claim_batch()
+    assert lease is not None
+    calls = [("claim_batch",), ("claim_due",), ("look", lease.targets), ("sweep",), ("due",)]
+    calls += [("remaining",), ("extend", [lease], lease.targets), ("locked", lease.targets)]
+    calls += [("finish", _outcomes(lease, lease), {lease: Fate.DONE})]
+    store._cut_off = [lease.claim_id]
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("ANALYZE")
+        read_all = {
+            TEXTS[query]
+            for method, *args in calls
+            for query, values in await statements_of(store, method, *args)
+            for mode in PLAN_MODES
+            for scan in explain(conn, mode, query, values).scans("campaign_targets")
+            if scan["Node Type"] == "Seq Scan"
+        }
+    assert read_all == set()
+
+
 # --- what a text sets for its own transaction -----------------------------------------------------
 
 

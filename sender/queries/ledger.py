@@ -70,6 +70,7 @@ CROSS JOIN (
     SELECT count(*) AS due_again,
            count(*) FILTER (WHERE t.not_before < to_timestamp(%(mark)s::float8)) AS due_before
     FROM campaign_targets t
-    WHERE t.campaign_id = %(campaign)s AND t.not_before >= to_timestamp(%(low_water)s::float8)
+    WHERE t.campaign_id = %(campaign)s
+      AND t.not_before IS NOT NULL AND t.not_before >= to_timestamp(%(low_water)s::float8)
 ) AS due
 """
