@@ -32,6 +32,8 @@ FINISH_ROWS = 200
 DUE_EVERY = 250
 SWEEP_EVERY = 5_000
 PARTS = 10
+LEASE_S = 10.0
+"""A minute and a half, in a time that goes some ten to twenty times as fast as at 500/s."""
 
 
 class Clock:
@@ -195,7 +197,7 @@ def _store_config(asked: dict[str, Any]) -> StoreConfig:
         account=ACCOUNT,
         rate_per_s=1e9,
         batch_size=asked["batch"],
-        lease_s=90.0,
+        lease_s=LEASE_S,
         usable_s=86_000.0,
         pace_ahead_s=0.2,
     )

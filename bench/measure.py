@@ -98,7 +98,7 @@ def family_cpu_s(pid: int) -> float:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:
             total += cpu_s(int(child))
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
     return total
 
