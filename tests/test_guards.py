@@ -647,9 +647,9 @@ async def test_nothing_is_claimed_while_a_lease_has_ended_with_answers_in_hand(c
             return recorded
         writing.set()
         await answered.wait()
-        await expire(conn)
         for lease in pipeline._finisher._leases:
             lease.until = 0.0
+        await expire(conn)  # after the process knows: nothing may be claimed in between
         return await finish_rows(outcomes, fates)
 
     store.finish, provider.send = slow_finish, slow_send
