@@ -1,6 +1,7 @@
 """Leases from the rows that a claim returns."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -29,16 +30,7 @@ def lease_of_batch(
     lease.company = _company(head.lost_claims)
     key_until = _key_until(asked_at, head.key_age_s, usable_s)
     lease.targets = [
-        Target(
-            row.member_id,
-            row.email,
-            row.vars,
-            row.attempts,
-            row.unknowns + (head.found is not None),
-            head.found,
-            key_until,
-            lease,
-        )
+        _target(row, row.unknowns + (head.found is not None), head.found, key_until, lease)
         for row in rows
         if row.member_id is not None
     ]
@@ -53,16 +45,7 @@ def lease_of_due(
     lease = Lease(claim_id, None, rows[0].claimed_at, asked_at, asked_at + lease_s)
     lease.company = _company(max(row.lost_claims for row in rows))
     lease.targets = [
-        Target(
-            row.member_id,
-            row.email,
-            row.vars,
-            row.attempts,
-            row.unknowns,
-            row.found,
-            _key_until(asked_at, row.key_age_s, usable_s),
-            lease,
-        )
+        _target(row, row.unknowns, row.found, _key_until(asked_at, row.key_age_s, usable_s), lease)
         for row in rows
     ]
     lease.unsettled.update(lease.targets)
@@ -73,6 +56,14 @@ def batch_range(leases: Iterable[Lease]) -> dict[str, int]:
     """The numbers between which the leases' batches stand; an empty range if there are none."""
     numbers = [x.batch_no for x in leases if x.batch_no is not None]
     return {"first_batch": min(numbers, default=1), "last_batch": max(numbers, default=0)}
+
+
+def _target(
+    row: Any, unknowns: int, found: datetime | None, key_until: float, lease: Lease
+) -> Target:
+    return Target(
+        row.member_id, row.email, row.vars, row.attempts, unknowns, found, key_until, lease
+    )
 
 
 def _key_until(asked_at: float, age_s: float | None, usable_s: float) -> float:

@@ -63,8 +63,8 @@ class Pace:
 class Turns:
     """When a process reserves again, so that the processes of one account do so in turn.
 
-    Without it each of four processes asks for every 0.15 seconds of slots, three of them in vain:
-    some 30 looks a second instead of 7. The slots that others took between two reservations of
+    Without it each of four processes asks for the next slots, three of them in vain (36 looks a
+    second instead of 8, for an eighth of a second of slots each). The slots that others took between two reservations of
     this process say how long a round is. The shortest of the last rounds is believed, so that slots
     are rarely left to somebody who is gone; who comes late believes in nobody. All times are
     monotonic seconds.
