@@ -64,10 +64,10 @@ class Turns:
     """When a process reserves again, so that the processes of one account do so in turn.
 
     Without it each of four processes asks for the next slots, three of them in vain (36 looks a
-    second instead of 8, for an eighth of a second of slots each). The slots that others took between two reservations of
-    this process say how long a round is. The shortest of the last rounds is believed, so that slots
-    are rarely left to somebody who is gone; who comes late believes in nobody. All times are
-    monotonic seconds.
+    second instead of 8, for an eighth of a second of slots each). The slots that others took
+    between two reservations of this process say how long a round is. The shortest of the last
+    rounds is believed, so that slots are rarely left to somebody who is gone; who comes late
+    believes in nobody. All times are monotonic seconds.
     """
 
     def __init__(self) -> None:
